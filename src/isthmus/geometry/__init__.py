@@ -1,0 +1,1 @@
+"""Euclidean geometry of points in weight space; manifolds come here."""

@@ -1,0 +1,1 @@
+"""Real data, small experiments, and the demo."""

@@ -1,0 +1,1 @@
+"""The YAML that describes a merge: schema, parsing, layer gradients, filters."""

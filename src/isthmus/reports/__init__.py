@@ -1,0 +1,1 @@
+"""Figures, HTML reports and model cards."""
