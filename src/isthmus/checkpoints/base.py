@@ -1,0 +1,101 @@
+"""What every checkpoint offers, whatever its format: names, shapes, and chunks of numbers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from isthmus.checkpoints.dtypes import Dtype
+from isthmus.typing import FloatArray, StorageArray
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Name, number format and shape of one stored tensor."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """The number of elements; one for a zero-dimensional tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes that the elements take."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file that a checkpoint reads, as it was when it was opened."""
+
+    path: Path
+    size: int
+    modified_ns: int
+
+
+class Checkpoint(ABC):
+    """An opened checkpoint. Opening reads headers alone; numbers come when asked for.
+
+    Reading is safe from several threads at once.
+
+    Attributes:
+        label: The model as the user wrote it; errors and reports use it.
+        path: The folder or file on this machine.
+        tensors: Every stored tensor by name, in the order of the file.
+        tied: Names that share their numbers with another stored tensor, and that tensor's name.
+            A tied name is not in `tensors`.
+        config: The parsed `config.json`, or None.
+        sources: The files that hold the tensors.
+    """
+
+    label: str
+    path: Path
+    tensors: Mapping[str, TensorInfo]
+    tied: Mapping[str, str]
+    config: Mapping[str, Any] | None
+    sources: tuple[SourceFile, ...]
+
+    @abstractmethod
+    def read(self, name: str, start: int, out: FloatArray) -> None:
+        """Decode elements `start : start + out.size` of the flattened tensor into `out`.
+
+        Args:
+            name: A key of `tensors`.
+            start: Offset of the first element, in elements.
+            out: Contiguous float32 or float64 array of shape [n]; overwritten.
+
+        Raises:
+            CheckpointError: if the file is shorter than its header says, or changed meanwhile.
+        """
+
+    @abstractmethod
+    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+        """Elements `start : stop` of the flattened tensor as stored, without any conversion.
+
+        Returns:
+            Contiguous array of shape [stop - start] whose dtype is `tensors[name].dtype.storage`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the files. Closing twice is allowed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,102 @@
+"""Number formats: safetensors' names, the recipe's names, and numpy's types for them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from isthmus.typing import StorageArray
+
+
+class Dtype(Enum):
+    """A number format that checkpoints store. Values are safetensors' names."""
+
+    F64 = "F64"
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    F8_E4M3 = "F8_E4M3"
+    F8_E5M2 = "F8_E5M2"
+    I64 = "I64"
+    I32 = "I32"
+    I16 = "I16"
+    I8 = "I8"
+    U64 = "U64"
+    U32 = "U32"
+    U16 = "U16"
+    U8 = "U8"
+    BOOL = "BOOL"
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """The numpy type of one element, little-endian."""
+        return _STORAGE[self]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self.storage.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the format holds real numbers, so that merging it means something."""
+        return self in _TORCH_FLOATS
+
+    @property
+    def torch_name(self) -> str:
+        """The name in torch and in `config.json`, such as `bfloat16`."""
+        return _TORCH_FLOATS.get(self) or {"U8": "uint8", "BOOL": "bool"}.get(
+            self.value, self.storage.name
+        )
+
+
+_STORAGE: dict[Dtype, np.dtype[Any]] = {
+    Dtype.F64: np.dtype("<f8"),
+    Dtype.F32: np.dtype("<f4"),
+    Dtype.F16: np.dtype("<f2"),
+    Dtype.BF16: np.dtype(ml_dtypes.bfloat16),
+    Dtype.F8_E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
+    Dtype.F8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
+    Dtype.I64: np.dtype("<i8"),
+    Dtype.I32: np.dtype("<i4"),
+    Dtype.I16: np.dtype("<i2"),
+    Dtype.I8: np.dtype("i1"),
+    Dtype.U64: np.dtype("<u8"),
+    Dtype.U32: np.dtype("<u4"),
+    Dtype.U16: np.dtype("<u2"),
+    Dtype.U8: np.dtype("u1"),
+    Dtype.BOOL: np.dtype("?"),
+}
+
+_TORCH_FLOATS: dict[Dtype, str] = {
+    Dtype.F64: "float64",
+    Dtype.F32: "float32",
+    Dtype.F16: "float16",
+    Dtype.BF16: "bfloat16",
+    Dtype.F8_E4M3: "float8_e4m3fn",
+    Dtype.F8_E5M2: "float8_e5m2",
+}
+
+RECIPE_DTYPES: dict[str, Dtype] = {
+    name: dtype for dtype, name in _TORCH_FLOATS.items() if not name.startswith("float8")
+} | {
+    "bf16": Dtype.BF16,
+    "fp16": Dtype.F16,
+    "fp32": Dtype.F32,
+    "fp64": Dtype.F64,
+    "float8_e4m3fn": Dtype.F8_E4M3,
+    "float8_e5m2": Dtype.F8_E5M2,
+}
+"""What `dtype` and `out_dtype` may say."""
+
+
+def encode(values: StorageArray, dtype: Dtype) -> StorageArray:
+    """Round float32 or float64 numbers to `dtype`, to nearest and ties to even.
+
+    Returns:
+        Array of the same shape in `dtype.storage`.
+    """
+    return values.astype(dtype.storage, copy=False)
