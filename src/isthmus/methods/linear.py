@@ -1,0 +1,52 @@
+"""Weighted average of models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.errors import MethodError
+from isthmus.methods.method import BaseUse, Chunk, Combine, Method, Settings, TensorStream
+from isthmus.methods.parameters import Parameter, Scope
+from isthmus.methods.weighted import numbers, weighted_sum
+from isthmus.typing import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Method):
+    """sum_k w_k x_k, divided by sum_k w_k unless told otherwise."""
+
+    def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:  # noqa: ARG002
+        """Nothing depends on the whole tensor."""
+        weights = numbers(settings, "weight")
+        if settings.shared["normalize"]:
+            total = sum(weights)
+            if total == 0:
+                raise MethodError(
+                    "the weights sum to zero, so their average is undefined",
+                    "Change a weight, or set normalize: false for the plain weighted sum.",
+                )
+            weights = [weight / total for weight in weights]
+
+        def combine(chunk: Chunk) -> Array:
+            return weighted_sum(chunk.experts, weights)
+
+        return combine
+
+
+LINEAR = Linear(
+    name="linear",
+    summary="Weighted average of the models' weights (model soups).",
+    reference="Wortsman et al. 2022, arXiv 2203.05482, section 3",
+    explanation=(
+        "Adds up the models, each times its weight, and divides by the sum of the weights. With "
+        "equal weights this is the uniform soup. The base model counts only when it is listed "
+        "among the models. Set normalize: false to keep the plain weighted sum."
+    ),
+    parameters=(
+        Parameter("weight", float, Scope.MODEL, "How much this model counts.", required=True),
+        Parameter(
+            "normalize", bool, Scope.GLOBAL, "Divide by the sum of the weights.", default=True
+        ),
+    ),
+    base=BaseUse.IGNORED,
+)

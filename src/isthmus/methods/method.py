@@ -1,0 +1,124 @@
+"""What a merge method is: a pure function from one tensor of every model to one tensor.
+
+A method sees a tensor as a stream of chunks that it may read as often as it needs, first to learn
+what depends on the whole tensor (a threshold, a norm, a dot product), then to merge. So the same
+code merges a tensor that fits the cache and one that does not fit the memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+from isthmus.methods.parameters import Parameter, ParameterValue
+from isthmus.typing import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The same stretch of one flattened tensor in every model.
+
+    Attributes:
+        start: Offset of the first element in the flattened tensor.
+        experts: The experts' numbers, shape [K, n], float32 or float64. A method may overwrite it.
+        base: The base model's numbers, shape [n], or None.
+    """
+
+    start: int
+    experts: Array
+    base: Array | None
+
+
+class TensorStream(Protocol):
+    """One tensor of every model.
+
+    Iterating reads it once from the start, in chunks of a fixed size; it may be iterated any
+    number of times. A chunk's arrays are valid until the next chunk is asked for.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element in the precision of the merge: 4 or 8."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Read the tensor once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A method's parameters at one tensor.
+
+    Attributes:
+        shared: Values of the parameters of global scope.
+        per_expert: Values of the other parameters, one for each expert.
+        seeds: One number below 2**128 for each expert, for methods that draw random numbers. It
+            depends on the merge's seed, the tensor and the expert, and on nothing else.
+    """
+
+    shared: Mapping[str, ParameterValue | None]
+    per_expert: Mapping[str, tuple[ParameterValue | None, ...]]
+    seeds: tuple[int, ...] = ()
+
+
+Combine: TypeAlias = Callable[[Chunk], Array]
+"""Merges one chunk: shape [n], in the chunk's precision."""
+
+
+class BaseUse(Enum):
+    """What a method does with the base model."""
+
+    REQUIRED = "required"
+    """The base is the point from which task vectors are measured, or one end of a path."""
+    IGNORED = "ignored"
+    """The base counts only when it is listed among the models."""
+
+
+class Reach(Enum):
+    """How much of a tensor one output element depends on; the engine streams by it."""
+
+    ELEMENTWISE = "elementwise"
+    REDUCTION = "reduction"
+    MATRIX = "matrix"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A merge method.
+
+    Attributes:
+        name: The name in a recipe.
+        summary: One line.
+        reference: Paper and equation or section.
+        explanation: A paragraph for `isthmus methods NAME`.
+        parameters: What it can be told.
+        base: What it does with the base model.
+        min_experts, max_experts: How many models besides the base it takes; None for no bound.
+        reach: How much of a tensor one output element depends on.
+        random: Whether it draws random numbers.
+    """
+
+    name: str
+    summary: str
+    reference: str
+    explanation: str
+    parameters: tuple[Parameter, ...]
+    base: BaseUse
+    min_experts: int = 1
+    max_experts: int | None = None
+    reach: Reach = Reach.ELEMENTWISE
+    random: bool = False
+
+    @abstractmethod
+    def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:
+        """Read what depends on the whole tensor and return the function that merges chunks.
+
+        Raises:
+            MethodError: if the settings or the numbers admit no merge.
+        """

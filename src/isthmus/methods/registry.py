@@ -1,0 +1,32 @@
+"""The methods by name."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from isthmus.errors import MethodError
+from isthmus.methods.linear import LINEAR
+from isthmus.methods.method import Method
+from isthmus.methods.passthrough import PASSTHROUGH
+from isthmus.methods.slerp import SLERP
+from isthmus.methods.task_vectors import DARE_LINEAR, DARE_TIES, TASK_ARITHMETIC, TIES
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (LINEAR, TASK_ARITHMETIC, TIES, DARE_LINEAR, DARE_TIES, SLERP, PASSTHROUGH)
+}
+
+
+def get_method(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        MethodError: if there is none; the nearest known name is suggested.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    near = get_close_matches(name, METHODS, n=1)
+    raise MethodError(
+        f"there is no merge method {name!r}",
+        f"Did you mean {near[0]!r}?" if near else f"Known methods: {', '.join(METHODS)}.",
+    )

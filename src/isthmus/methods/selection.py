@@ -1,0 +1,77 @@
+"""The k-th largest magnitude of a tensor that is read in chunks: radix selection.
+
+A non-negative float orders as its bit pattern does. So we count how many elements share each
+leading 16-bit pattern, walk to the bin that holds the k-th largest, and look at the next 16 bits
+of that bin alone: two readings for float32, four for float64, and the answer is exact. The counts
+are integers, hence the same whatever the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numba
+import numpy as np
+from array_api_compat import is_torch_array
+from numpy.typing import NDArray
+
+from isthmus.methods.deltas import DeltaChunk
+from isthmus.typing import Array
+
+DIGIT = 16
+"""Bits looked at in one reading."""
+
+
+@numba.njit(nogil=True, cache=True, boundscheck=False)  # type: ignore[untyped-decorator]
+def _count_digits(bits, sign_free, low, known, counts):  # type: ignore[no-untyped-def]
+    """Histogram of the 16 bits above `low`, of the elements whose higher bits are `known`."""
+    for i in range(bits.size):
+        pattern = bits[i] & sign_free
+        digit = pattern >> low
+        if digit >> 16 == known:
+            counts[digit & 0xFFFF] += 1
+
+
+def _count(values: Array, low: int, known: int, counts: NDArray[np.int64]) -> None:
+    """Add the digits of `values`, shape [n], to `counts`, shape [2**16]."""
+    if is_torch_array(values):
+        import torch
+
+        signed = torch.int32 if values.dtype == torch.float32 else torch.int64
+        digit = torch.abs(values).contiguous().view(signed) >> low
+        digit = digit[(digit >> DIGIT) == known] & 0xFFFF
+        counts += torch.bincount(digit, minlength=1 << DIGIT).cpu().numpy()
+        return
+    unsigned = np.uint32 if values.dtype == np.float32 else np.uint64
+    sign_free = unsigned(np.iinfo(unsigned).max >> 1)
+    _count_digits(values.view(unsigned), sign_free, unsigned(low), unsigned(known), counts)
+
+
+def kth_largest_magnitudes(
+    deltas: Iterable[DeltaChunk], ranks: Sequence[int], itemsize: int
+) -> list[float]:
+    """For each task vector, the k-th largest absolute value.
+
+    Args:
+        deltas: The task vectors of one tensor, iterable any number of times. They hold no NaN.
+        ranks: For each row k, counted from 1, at most the length of the row.
+        itemsize: Bytes of an element, 4 or 8.
+
+    Returns:
+        K magnitudes, each that of an element of its row.
+    """
+    known = [0] * len(ranks)
+    left = list(ranks)
+    for low in range(8 * itemsize - DIGIT, -1, -DIGIT):
+        counts = np.zeros((len(ranks), 1 << DIGIT), np.int64)
+        for chunk in deltas:
+            for row in range(len(ranks)):
+                _count(chunk.rows[row, ...], low, known[row], counts[row])
+        for row, histogram in enumerate(counts):
+            # above[d]: how many elements of the bin have a digit larger than d
+            above = np.cumsum(histogram[::-1])[::-1] - histogram
+            digit = int(np.argmax(above < left[row]))
+            left[row] -= int(above[digit])
+            known[row] = known[row] << DIGIT | digit
+    bits, number = (np.uint32, np.float32) if itemsize == 4 else (np.uint64, np.float64)
+    return [float(np.array(pattern, bits).view(number)) for pattern in known]

@@ -1,0 +1,206 @@
+"""The task-vector family: sparsify, elect, combine, and add to the base.
+
+θ = θ_0 + λ · combine_k(w_k · sparsify(θ_k - θ_0))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from isthmus.errors import MethodError
+from isthmus.methods.consensus import merge_agreeing
+from isthmus.methods.deltas import Deltas, difference
+from isthmus.methods.method import BaseUse, Chunk, Combine, Method, Reach, Settings, TensorStream
+from isthmus.methods.parameters import Parameter, Scope
+from isthmus.methods.rescale import l1_factors, rescaled
+from isthmus.methods.sparsify import Sparsifier, Sparsify, keep_all, keep_largest, keep_random
+from isthmus.methods.weighted import numbers, weighted_sum
+from isthmus.typing import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskVectors(Method):
+    """A preset of the grid.
+
+    Attributes:
+        sparsifier: Which entries of a task vector stay.
+        consensus: Whether experts must agree with the elected sign.
+    """
+
+    sparsifier: Sparsifier
+    consensus: bool
+
+    def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:
+        """Read thresholds and norms."""
+        weights = numbers(settings, "weight")
+        scale = float(cast("float", settings.shared["lambda"]))
+        mean = bool(settings.shared["normalize"])
+        sparsify = self._sparsify(Deltas(tensor), settings)
+        if mean and not self.consensus:
+            weights = _shares(weights)
+
+        def combine(chunk: Chunk) -> Array:
+            rows = sparsify(difference(chunk))
+            merged = (
+                merge_agreeing(rows, weights, mean=mean)
+                if self.consensus
+                else weighted_sum(rows, weights)
+            )
+            merged *= scale
+            merged += chunk.base
+            return merged
+
+        return combine
+
+    def _sparsify(self, deltas: Deltas, settings: Settings) -> Sparsify:
+        densities = numbers(settings, "density")
+        sparsify = self.sparsifier(deltas, densities, settings.seeds)
+        if not settings.shared["rescale"] or all(density == 1 for density in densities):
+            return sparsify
+        if settings.shared["rescale_norm"] == "density":
+            return rescaled(sparsify, [1 / density for density in densities])
+        return rescaled(sparsify, l1_factors(deltas, sparsify, len(densities)))
+
+
+def _shares(weights: list[float]) -> list[float]:
+    total = sum(weights)
+    if total == 0:
+        raise MethodError(
+            "the weights sum to zero, so they cannot be normalised",
+            "Change a weight, or set normalize: false.",
+        )
+    return [weight / total for weight in weights]
+
+
+def _preset(
+    *,
+    name: str,
+    summary: str,
+    reference: str,
+    explanation: str,
+    sparsifier: Sparsifier,
+    consensus: bool = False,
+    normalize: bool = False,
+    rescale: bool = False,
+    random: bool = False,
+) -> TaskVectors:
+    return TaskVectors(
+        name=name,
+        summary=summary,
+        reference=reference,
+        explanation=explanation,
+        sparsifier=sparsifier,
+        consensus=consensus,
+        base=BaseUse.REQUIRED,
+        reach=Reach.ELEMENTWISE if sparsifier is keep_all else Reach.REDUCTION,
+        random=random,
+        parameters=(
+            Parameter(
+                "weight", float, Scope.EXPERT, "How much this task vector counts.", required=True
+            ),
+            Parameter(
+                "density",
+                float,
+                Scope.EXPERT,
+                "Share of the task vector's entries to keep.",
+                default=1.0,
+                minimum=0,
+                open_minimum=True,
+                maximum=1,
+            ),
+            Parameter(
+                "lambda", float, Scope.GLOBAL, "Factor on the merged task vector.", default=1.0
+            ),
+            Parameter(
+                "normalize",
+                bool,
+                Scope.GLOBAL,
+                "Divide by the sum of the weights of the experts that count at an entry.",
+                default=normalize,
+            ),
+            Parameter(
+                "rescale",
+                bool,
+                Scope.GLOBAL,
+                "Make up for the dropped entries by scaling the kept ones.",
+                default=rescale,
+            ),
+            Parameter(
+                "rescale_norm",
+                str,
+                Scope.GLOBAL,
+                "l1: until the ℓ1 norm is as before (mergekit); density: by 1/density (the paper).",
+                default="l1",
+                choices=("l1", "density"),
+            ),
+            Parameter(
+                "int8_mask",
+                bool,
+                Scope.GLOBAL,
+                "Accepted for mergekit's recipes; masks take no memory here, so it changes nothing.",
+                default=False,
+            ),
+        ),
+    )
+
+
+TASK_ARITHMETIC = _preset(
+    name="task_arithmetic",
+    summary="The base plus the weighted sum of task vectors.",
+    reference="Ilharco et al. 2023, arXiv 2212.04089, section 2",
+    explanation=(
+        "A task vector is what fine-tuning changed: expert minus base. Weighted task vectors add "
+        "up; a negative weight subtracts what an expert learned. With density below 1 the smallest "
+        "entries of each task vector are dropped first."
+    ),
+    sparsifier=keep_largest,
+)
+
+TIES = _preset(
+    name="ties",
+    summary="Trim task vectors, elect a sign for every entry, merge the experts that agree.",
+    reference="Yadav et al. 2023, arXiv 2306.01708, section 4",
+    explanation=(
+        "Keeps the largest entries of each task vector (share: density), elects for every entry "
+        "the sign with more total weight, and merges only the experts that have that sign. "
+        "Implementations of TIES differ in two points. Aggregation: normalize: true, the default "
+        "as in mergekit and the paper, takes the mean over the experts that agree; normalize: "
+        "false takes their sum, as FusionBench does by default. Trimming: the default density is "
+        "1, as in mergekit, hence no trim; the paper keeps 20 %, density: 0.2. The paper then "
+        "scales the merged task vector by lambda, which is 1 by default."
+    ),
+    sparsifier=keep_largest,
+    consensus=True,
+    normalize=True,
+)
+
+DARE_LINEAR = _preset(
+    name="dare_linear",
+    summary="Drop entries of task vectors at random, rescale, and add up.",
+    reference="Yu et al. 2023, arXiv 2311.03099, section 3.2",
+    explanation=(
+        "Keeps each entry of a task vector with probability density, scales up what is left, and "
+        "adds up as task arithmetic does. By default the scale restores the ℓ1 norm, as in "
+        "mergekit; rescale_norm: density divides by the density, as in the paper, so that the "
+        "expectation is the task vector itself. The draw depends on the recipe's seed, the tensor "
+        "and the model alone, not on workers or order."
+    ),
+    sparsifier=keep_random,
+    rescale=True,
+    random=True,
+)
+
+DARE_TIES = _preset(
+    name="dare_ties",
+    summary="Drop entries at random and rescale, then elect signs as TIES does.",
+    reference="Yu et al. 2023, arXiv 2311.03099, section 3.2, with the election of 2306.01708",
+    explanation=(
+        "As dare_linear, but an entry takes part only if it has the elected sign. normalize: true "
+        "gives the mean over the experts that agree; the default is their sum, as in mergekit."
+    ),
+    sparsifier=keep_random,
+    consensus=True,
+    rescale=True,
+    random=True,
+)
