@@ -85,7 +85,6 @@ class Reach(Enum):
 
     ELEMENTWISE = "elementwise"
     REDUCTION = "reduction"
-    MATRIX = "matrix"
 
 
 @dataclass(frozen=True, kw_only=True)

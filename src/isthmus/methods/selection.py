@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numba
 import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
@@ -20,16 +19,6 @@ from isthmus.typing import Array
 
 DIGIT = 16
 """Bits looked at in one reading."""
-
-
-@numba.njit(nogil=True, cache=True, boundscheck=False)  # type: ignore[untyped-decorator]
-def _count_digits(bits, sign_free, low, known, counts):  # type: ignore[no-untyped-def]
-    """Histogram of the 16 bits above `low`, of the elements whose higher bits are `known`."""
-    for i in range(bits.size):
-        pattern = bits[i] & sign_free
-        digit = pattern >> low
-        if digit >> 16 == known:
-            counts[digit & 0xFFFF] += 1
 
 
 def _count(values: Array, low: int, known: int, counts: NDArray[np.int64]) -> None:
@@ -42,9 +31,11 @@ def _count(values: Array, low: int, known: int, counts: NDArray[np.int64]) -> No
         digit = digit[(digit >> DIGIT) == known] & 0xFFFF
         counts += torch.bincount(digit, minlength=1 << DIGIT).cpu().numpy()
         return
+    from isthmus.methods.histogram import count_digits
+
     unsigned = np.uint32 if values.dtype == np.float32 else np.uint64
     sign_free = unsigned(np.iinfo(unsigned).max >> 1)
-    _count_digits(values.view(unsigned), sign_free, unsigned(low), unsigned(known), counts)
+    count_digits(values.view(unsigned), sign_free, unsigned(low), unsigned(known), counts)
 
 
 def kth_largest_magnitudes(
