@@ -1,1 +1,28 @@
-"""Opening and writing models and adapters; each format in one place."""
+"""Opening and writing models and adapters; each format in one place.
+
+Importing this imports neither torch nor the Hub's library: they come in when a file needs them.
+"""
+
+from isthmus.checkpoints.atomic import atomic_write_bytes, atomic_write_text
+from isthmus.checkpoints.base import Checkpoint, SourceFile, TensorInfo
+from isthmus.checkpoints.dtypes import Dtype
+from isthmus.checkpoints.layout import Shard, ShardLayout
+from isthmus.checkpoints.names import align_names
+from isthmus.checkpoints.references import open_checkpoint
+from isthmus.checkpoints.sizes import parse_size
+from isthmus.checkpoints.writer import ShardWriter
+
+__all__ = [
+    "Checkpoint",
+    "Dtype",
+    "Shard",
+    "ShardLayout",
+    "ShardWriter",
+    "SourceFile",
+    "TensorInfo",
+    "align_names",
+    "atomic_write_bytes",
+    "atomic_write_text",
+    "open_checkpoint",
+    "parse_size",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ class SourceFile:
     size: int
     modified_ns: int
 
+    @classmethod
+    def of(cls, path: Path, status: os.stat_result) -> SourceFile:
+        """The file at `path` whose `stat` answered `status`."""
+        return cls(path, status.st_size, status.st_mtime_ns)
+
 
 class Checkpoint(ABC):
     """An opened checkpoint. Opening reads headers alone; numbers come when asked for.
@@ -55,6 +61,7 @@ class Checkpoint(ABC):
             A tied name is not in `tensors`.
         config: The parsed `config.json`, or None.
         sources: The files that hold the tensors.
+        notes: What the user should know about how the checkpoint was read, one sentence each.
     """
 
     label: str
@@ -63,6 +70,7 @@ class Checkpoint(ABC):
     tied: Mapping[str, str]
     config: Mapping[str, Any] | None
     sources: tuple[SourceFile, ...]
+    notes: tuple[str, ...]
 
     @abstractmethod
     def read(self, name: str, start: int, out: FloatArray) -> None:

@@ -1,0 +1,212 @@
+"""Reading torch's pickled files: `.bin`, `.pt`, `.pth`, `.tar`. Torch is imported when one opens.
+
+Pickles can run code. They are loaded with `weights_only=True`, which builds tensors and plain
+containers and refuses the rest. Files since torch 1.6 are mapped, so that opening loads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from isthmus.checkpoints.base import SourceFile, TensorInfo
+from isthmus.checkpoints.dtypes import Dtype
+from isthmus.checkpoints.safetensors_file import open_regular
+from isthmus.checkpoints.tensor_file import TensorFile, check_range
+from isthmus.errors import CheckpointError
+from isthmus.typing import FloatArray, StorageArray
+
+if TYPE_CHECKING:
+    import torch
+
+# Where trainers put the state dict, in the order in which they are tried.
+_STATE_KEYS = ("state_dict", "model_state_dict", "model", "module")
+
+_ZIP_SIGNATURE = b"PK\x03\x04"
+
+_DTYPES = {dtype.torch_name: dtype for dtype in Dtype}
+
+
+class TorchFile(TensorFile):
+    """An opened torch file.
+
+    The state dict may lie under `state_dict`, `model_state_dict`, `model` or `module`, also one
+    inside the other. Entries that are no tensors are left out, and noted.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CheckpointError: if the file cannot be read, asks for code to be run, holds no state
+            dict, or holds tensors that are sparse, quantised, or in an unknown number format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor, status = open_regular(path)
+        with os.fdopen(descriptor, "rb") as file:
+            mapped = file.read(len(_ZIP_SIGNATURE)) == _ZIP_SIGNATURE
+        self.source = SourceFile.of(path, status)
+        if status.st_size == 0:
+            raise CheckpointError(f"{path} is empty", "Download it again.")
+        state = _find_state(_load(path, mapped), path)
+        notes = []
+        if not mapped:
+            notes.append(
+                f"{path.name} is in torch's format of before 2020: all of it is in memory."
+            )
+        self._collect(state, notes)
+        self.notes = tuple(notes)
+
+    def _collect(self, state: Mapping[Any, Any], notes: list[str]) -> None:
+        import torch
+
+        self._tensors: dict[str, torch.Tensor] = {}
+        infos: dict[str, TensorInfo] = {}
+        tied: dict[str, str] = {}
+        others = []
+        kept: dict[tuple[Any, ...], str] = {}
+        for name, tensor in state.items():
+            if not isinstance(tensor, torch.Tensor):
+                others.append(str(name))
+                continue
+            if not isinstance(name, str):
+                raise CheckpointError(f"{self.path}: a tensor is named {name!r}, which is no text")
+            info = self._describe(name, tensor)
+            # Views of one storage that cover the same elements in the same order are one tensor.
+            identity = (
+                tensor.untyped_storage().data_ptr(),
+                tensor.storage_offset(),
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+            )
+            if info.numel and identity in kept:
+                tied[name] = kept[identity]
+                continue
+            kept[identity] = name
+            infos[name] = info
+            self._tensors[name] = tensor.detach()
+        self.tensors, self.tied = infos, tied
+        if others:
+            notes.append(f"{self.path.name}: left out what is no tensor: {', '.join(others)}.")
+
+    def _describe(self, name: str, tensor: torch.Tensor) -> TensorInfo:
+        import torch
+
+        where = f"{self.path}: tensor {name!r}"
+        if tensor.is_quantized:
+            raise CheckpointError(f"{where} is quantised", "Dequantise the model first.")
+        if tensor.layout != torch.strided:
+            raise CheckpointError(f"{where} is sparse", "Save it with .to_dense() first.")
+        if tensor.device.type == "meta":
+            raise CheckpointError(f"{where} has no numbers: it was saved from the meta device")
+        dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+        if dtype is None:
+            raise CheckpointError(
+                f"{where} has the number format {tensor.dtype}, which Isthmus does not know",
+                f"It reads {', '.join(_DTYPES)}. Convert the model to one of these first.",
+            )
+        return TensorInfo(name, dtype, tuple(tensor.shape))
+
+    def read(self, name: str, start: int, out: FloatArray) -> None:
+        """Decode a range; see `TensorFile`."""
+        np.copyto(out, self._view(name, start, start + out.size), casting="unsafe")
+
+    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+        """Copy a range as stored; see `TensorFile`."""
+        return self._view(name, start, stop).copy()
+
+    def close(self) -> None:
+        """Release the file. Closing twice is allowed."""
+        self._tensors = {}
+
+    def _view(self, name: str, start: int, stop: int) -> StorageArray:
+        """Elements `start : stop`, in the file's own pages where the tensor is contiguous."""
+        info = self.tensors[name]
+        check_range(info, start, stop)
+        self._check_unchanged()
+        return _as_numpy(_flat_range(self._tensors[name], start, stop), info.dtype)
+
+    def _check_unchanged(self) -> None:
+        # Reading mapped pages that a shortened file no longer has would kill the process.
+        try:
+            now = SourceFile.of(self.path, self.path.stat())
+        except OSError as error:
+            raise CheckpointError(f"{self.path} is gone: {error.strerror}") from error
+        if now != self.source:
+            raise CheckpointError(
+                f"{self.path} was changed since it was opened",
+                "Leave model files alone while Isthmus reads them.",
+            )
+
+
+def _load(path: Path, mapped: bool) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # a damaged pickle can raise anything at all
+        # Torch's message has the offending name after GLOBAL, and then advice to trust the file.
+        forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if forbidden:
+            raise CheckpointError(
+                f"{path} asks to run {forbidden[1]}, which a file of weights has no need for; "
+                "nothing was run",
+                "If you trust its author, load it in torch and save the state dict alone.",
+            ) from error
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{path} is not a file that torch can load: {reason}",
+            "It may be damaged, or an old tar archive; download it again or save it anew.",
+        ) from error
+
+
+def _find_state(value: Any, path: Path) -> Mapping[Any, Any]:
+    """The mapping from names to tensors, wherever the file keeps it."""
+    import torch
+
+    # As deep as one key inside each other one; a pickle may also contain itself.
+    for _ in _STATE_KEYS:
+        if isinstance(value, Mapping):
+            inner = (value[key] for key in _STATE_KEYS if isinstance(value.get(key), Mapping))
+            value = next(inner, value)
+    if not isinstance(value, Mapping):
+        raise CheckpointError(
+            f"{path} holds a {type(value).__name__}, not a state dict",
+            "Save model.state_dict() instead.",
+        )
+    if not any(isinstance(entry, torch.Tensor) for entry in value.values()):
+        keys = ", ".join(str(key) for key in list(value)[:8]) or "nothing"
+        raise CheckpointError(
+            f"{path} holds no state dict: it holds {keys}",
+            f"Save model.state_dict(), or put it under one of {', '.join(_STATE_KEYS)}.",
+        )
+    return value
+
+
+def _flat_range(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Elements `start : stop` in reading order, copying no more than the rows they touch."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)[start:stop]
+    row = tensor.numel() // tensor.shape[0]
+    first = start // row
+    rows = tensor[first : -(-stop // row)].reshape(-1)
+    return rows[start - first * row : stop - first * row]
+
+
+def _as_numpy(tensor: torch.Tensor, dtype: Dtype) -> StorageArray:
+    """The same memory as a numpy array; numpy lacks bfloat16 and float8, so by way of integers."""
+    import torch
+
+    if dtype is Dtype.BF16:
+        tensor = tensor.view(torch.int16)
+    elif dtype in (Dtype.F8_E4M3, Dtype.F8_E5M2):
+        tensor = tensor.view(torch.uint8)
+    array: StorageArray = tensor.numpy().view(dtype.storage)
+    return array
