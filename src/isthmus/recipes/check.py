@@ -1,0 +1,374 @@
+"""From plain data to a checked recipe: every key, every number, every count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from isthmus.checkpoints.dtypes import RECIPE_DTYPES
+from isthmus.methods.method import BaseUse, Method
+from isthmus.methods.parameters import Parameter, Scope
+from isthmus.methods.registry import METHODS
+from isthmus.recipes.document import Document, KeyPath, show
+from isthmus.recipes.problems import Problems, nearest
+from isthmus.recipes.references import read_reference
+from isthmus.recipes.schema import ModelEntry, Recipe
+from isthmus.recipes.settings import Setting, read_setting
+
+LATER_KEYS = {
+    "slices": "List whole models under `models:`. To vary a parameter with depth, give it a list "
+    "of numbers.",
+    "modules": "List the models under `models:`. Tensors are matched by name in every part of a "
+    "model, and filters tell the parts from each other.",
+    "tokenizer": "Remove it: the output takes the tokenizer of base_model, or else of the first "
+    "model.",
+    "tokenizer_source": "Remove it: the output takes the tokenizer of base_model, or else of the "
+    "first model.",
+    "chat_template": "Remove it: the output keeps the template of base_model, or else of the first "
+    "model.",
+}
+"""What mergekit's recipes may hold and ours may not yet, and what to do instead."""
+
+LATER_METHODS = {
+    "arcee_fusion",
+    "breadcrumbs",
+    "breadcrumbs_ties",
+    "della",
+    "della_linear",
+    "karcher",
+    "model_stock",
+    "multislerp",
+    "nearswap",
+    "nuslerp",
+    "ram",
+    "ramplus_tl",
+    "sce",
+}
+"""mergekit's other methods, so that `della_linear` is not taken for a misspelling."""
+
+_TOP_KEYS = tuple(Recipe.model_fields)
+_ENTRY_KEYS = tuple(ModelEntry.model_fields)
+
+
+def check_recipe(document: Document, root: Path | None) -> Recipe:
+    """Check a document and build its recipe.
+
+    Args:
+        document: The recipe as plain data.
+        root: The folder of the file that it came from.
+
+    Raises:
+        RecipeError: if anything is wrong; lists every problem found.
+    """
+    return _Check(document).recipe(root)
+
+
+class _Check:
+    """One pass over a document. It goes on after a problem, so that one run shows them all."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.problems = Problems(document)
+        # A key without a value is as good as absent.
+        self.data = {key: value for key, value in document.data.items() if value is not None}
+        # Parameters that a problem already speaks about are not reported as missing as well.
+        self.excused: set[str] = set()
+
+    def recipe(self, root: Path | None) -> Recipe:
+        self._top_keys()
+        method = self._method()
+        base = self._base()
+        common = self._parameters(self.data.get("parameters"), ("parameters",), method)
+        entries = self._models(method)
+        if method and method.base is BaseUse.REQUIRED and "base_model" not in self.data:
+            self.problems.add(
+                ("merge_method",), f"{method.name} needs base_model", _example("base_model: PATH")
+            )
+        elif method and (base or "base_model" not in self.data):
+            self._counts(method, base, entries)
+            self._required(method, base, common, entries)
+        fields: dict[str, Any] = {
+            "merge_method": method.name if method else "",
+            "models": tuple(entries.values()),
+            "base_model": base,
+            "parameters": common,
+            "dtype": self._dtype("dtype"),
+            "out_dtype": self._dtype("out_dtype"),
+            **{key: self.data[key] for key in ("name", "seed", "tensors") if key in self.data},
+        }
+        try:
+            recipe = Recipe.model_validate(fields)
+        except ValidationError as error:
+            self._wrong_types(error)
+        self.problems.raise_if_any()
+        recipe._root = root
+        recipe._notes = tuple(self._notes(recipe))
+        return recipe
+
+    def _top_keys(self) -> None:
+        for key in self.data:
+            if key in _TOP_KEYS:
+                continue
+            if key == "tokenizer_source" and self.data[key] == "base" and "base_model" in self.data:
+                continue
+            if key in LATER_KEYS:
+                self.problems.add((key,), f"{key} is not in this version yet", LATER_KEYS[key])
+            else:
+                self._unknown_key(key, (), _TOP_KEYS)
+
+    def _unknown_key(self, key: str, path: KeyPath, known: tuple[str, ...]) -> None:
+        where = " of a model" if path else ""
+        near = nearest(key, known)
+        if key in _TOP_KEYS:
+            hint = "; it belongs at the top level"
+        elif key == "layer_range":
+            hint = "; it belongs to slices, which this version does not have yet"
+        elif any(key == parameter.name for m in METHODS.values() for parameter in m.parameters):
+            hint = f"; it is a parameter, so write it below `parameters:`{where}"
+            self.excused.add(key)
+        elif near:
+            hint = f"; did you mean {near!r}?"
+        else:
+            hint = f"; known are {', '.join(known)}"
+        self.problems.add((*path, key), f"unknown key {key!r}{where}{hint}")
+
+    def _method(self) -> Method | None:
+        name = self.data.get("merge_method")
+        if isinstance(name, str) and name in METHODS:
+            return METHODS[name]
+        known = f"Known methods: {', '.join(METHODS)}."
+        if name is None:
+            self.problems.add(
+                ("merge_method",), "merge_method is missing", f"Add `merge_method: ...`. {known}"
+            )
+        elif name in LATER_METHODS:
+            self.problems.add(
+                ("merge_method",), f"merge method {name!r} is not in this version yet", known
+            )
+        else:
+            near = nearest(str(name), METHODS)
+            hint = f"; did you mean {near!r}?" if near else ""
+            self.problems.add(("merge_method",), f"there is no merge method {name!r}{hint}", known)
+        return None
+
+    def _base(self) -> str | None:
+        if "base_model" not in self.data:
+            return None
+        return read_reference(self.data["base_model"], ("base_model",), self.problems)
+
+    def _dtype(self, key: str) -> str | None:
+        name = self.data.get(key)
+        if name is None:
+            return None
+        if isinstance(name, str) and name in RECIPE_DTYPES:
+            return RECIPE_DTYPES[name].torch_name
+        near = nearest(str(name), RECIPE_DTYPES)
+        hint = f"; did you mean {near!r}?" if near else ""
+        known = dict.fromkeys(dtype.torch_name for dtype in RECIPE_DTYPES.values())
+        self.problems.add(
+            (key,), f"there is no number format {name!r}{hint}", f"Known are {', '.join(known)}."
+        )
+        return None
+
+    def _models(self, method: Method | None) -> dict[int, ModelEntry]:
+        """The sound entries by their place in the list."""
+        raw = self.data.get("models")
+        if raw is None:
+            if "slices" not in self.data and "modules" not in self.data:
+                self.problems.add(
+                    ("models",), "models is missing", _example("models:", "  - model: PATH")
+                )
+            return {}
+        if not isinstance(raw, list) or not raw:
+            self.problems.add(
+                ("models",),
+                "models must be a list of one model or more",
+                _example("models:", "  - model: PATH"),
+            )
+            return {}
+        entries = {
+            index: self._entry(item, ("models", index), method) for index, item in enumerate(raw)
+        }
+        return {index: entry for index, entry in entries.items() if entry}
+
+    def _entry(self, raw: Any, path: KeyPath, method: Method | None) -> ModelEntry | None:
+        if not isinstance(raw, dict):
+            self.problems.add(
+                path, "an entry of models must be a mapping", f"Write `model: {raw}`."
+            )
+            return None
+        for key in raw:
+            if key not in _ENTRY_KEYS:
+                self._unknown_key(key, path, _ENTRY_KEYS)
+        parameters = self._parameters(raw.get("parameters"), (*path, "parameters"), method)
+        if raw.get("model") is None:
+            self.problems.add(path, "this entry of models names no model", "Add `model: PATH`.")
+            return None
+        model = read_reference(raw["model"], (*path, "model"), self.problems)
+        return ModelEntry(model=model, parameters=parameters) if model else None
+
+    def _parameters(self, raw: Any, path: KeyPath, method: Method | None) -> dict[str, Setting]:
+        """The sound settings of one level."""
+        if raw is None or method is None:
+            return {}
+        if not isinstance(raw, dict):
+            self.problems.add(path, "parameters must be a mapping", "Write lines `name: value`.")
+            return {}
+        known = {parameter.name: parameter for parameter in method.parameters}
+        settings = {}
+        for name, value in raw.items():
+            parameter = known.get(name)
+            if parameter is None:
+                self._unknown_parameter(name, (*path, name), method)
+            elif parameter.scope is Scope.GLOBAL and len(path) > 1:
+                self.excused.add(name)
+                self.problems.add(
+                    (*path, name),
+                    f"{name!r} of {method.name} is one value for all models and cannot stand "
+                    "under one of them",
+                    "Move it to `parameters:` at the top level, beside merge_method.",
+                )
+            else:
+                setting = read_setting(value, parameter, (*path, name), self.problems)
+                if setting is None:
+                    self.excused.add(name)
+                else:
+                    settings[name] = setting
+        return settings
+
+    def _unknown_parameter(self, name: str, path: KeyPath, method: Method) -> None:
+        known = [parameter.name for parameter in method.parameters]
+        owners = [
+            other.name
+            for other in METHODS.values()
+            if any(parameter.name == name for parameter in other.parameters)
+        ]
+        near = nearest(name, known)
+        if owners:
+            self.problems.add(
+                path,
+                f"{name!r} belongs to {', '.join(owners)}; {method.name} takes {', '.join(known)}",
+            )
+        elif near:
+            self.excused.add(near)
+            self.problems.add(
+                path,
+                f"unknown parameter {name!r} of method {method.name!r}; did you mean {near!r}?",
+            )
+        else:
+            self.problems.add(
+                path,
+                f"unknown parameter {name!r} of method {method.name!r}; "
+                f"it takes {', '.join(known)}",
+            )
+
+    def _counts(self, method: Method, base: str | None, entries: dict[int, ModelEntry]) -> None:
+        raw = self.data.get("models")
+        if not isinstance(raw, list) or len(entries) < len(raw):
+            return
+        experts = _experts(method, base, entries)
+        most = len(experts) if method.max_experts is None else method.max_experts
+        if method.min_experts <= len(experts) <= most:
+            return
+        measured = method.base is BaseUse.REQUIRED
+        noun = "other model" if measured else "model"
+        wanted = ("base_model and " if measured else "") + _count(method, noun)
+        names = ", ".join(entry.model for entry in experts.values())
+        found = f"{len(experts)} are listed: {names}" if experts else "none is listed"
+        self.problems.add(("models",), f"{method.name} takes {wanted}, but {found}")
+
+    def _required(
+        self,
+        method: Method,
+        base: str | None,
+        common: dict[str, Setting],
+        entries: dict[int, ModelEntry],
+    ) -> None:
+        for parameter in method.parameters:
+            name = parameter.name
+            if not parameter.required or name in common or name in self.excused:
+                continue
+            example = (f"  {name}: {_sample(parameter)}",)
+            if parameter.scope is Scope.GLOBAL:
+                self.problems.add(
+                    ("parameters", name),
+                    f"{method.name} needs the parameter {name!r}",
+                    _example("parameters:", *example),
+                )
+                continue
+            lacking = [
+                ("models", index, "parameters", name)
+                for index, entry in _experts(method, base, entries).items()
+                if name not in entry.parameters
+            ]
+            if lacking:
+                places = ", ".join(str(entries[int(path[1])].model) for path in lacking[:4])
+                more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
+                self.problems.add(
+                    lacking[0],
+                    f"{method.name} needs {name!r} for every model; it is missing for "
+                    f"{places}{more}",
+                    _example("parameters:", *example)
+                    + "\n  below each of them, or at the top level once for all.",
+                )
+
+    def _wrong_types(self, error: ValidationError) -> None:
+        for detail in error.errors():
+            key, given = str(detail["loc"][0]), detail["input"]
+            wanted = {
+                "int_type": "a whole number",
+                "string_type": "text in quotes",
+                "literal_error": detail.get("ctx", {}).get("expected"),
+            }[detail["type"]]
+            self.problems.add((key,), f"{key} must be {wanted}, not {given!r}")
+
+    def _notes(self, recipe: Recipe) -> Iterator[str]:
+        """What the recipe says without effect."""
+        listed = [entry.model for entry in recipe.models]
+        if recipe.method.base is BaseUse.IGNORED:
+            if recipe.base_model and recipe.base_model not in listed:
+                yield (
+                    f"{recipe.merge_method} merges the listed models only; base_model "
+                    f"{recipe.base_model} is not among them and gives config and tokenizer."
+                )
+            return
+        for index, entry in enumerate(recipe.models):
+            if entry.model == recipe.base_model and entry.parameters:
+                path: KeyPath = ("models", index, "parameters")
+                line = self.document.line(path)
+                where = f"{self.document.name}:{line}" if line else self.document.name
+                yield (
+                    f"{where}: parameters of the base model have no effect with "
+                    f"{recipe.merge_method} ({show(path)})."
+                )
+
+
+def _experts(
+    method: Method, base: str | None, entries: dict[int, ModelEntry]
+) -> dict[int, ModelEntry]:
+    """The entries that are merged."""
+    if method.base is BaseUse.IGNORED:
+        return entries
+    return {index: entry for index, entry in entries.items() if entry.model != base}
+
+
+def _count(method: Method, noun: str) -> str:
+    """How many models a method takes, in words."""
+    least, most = method.min_experts, method.max_experts
+    if least == most:
+        return f"exactly one {noun}" if least == 1 else f"exactly {least} {noun}s"
+    return f"at least {least} {noun}s" if most is None else f"{least} to {most} {noun}s"
+
+
+def _sample(parameter: Parameter) -> str:
+    """A value to show, inside the parameter's range."""
+    if parameter.choices:
+        return parameter.choices[0]
+    return "true" if parameter.kind is bool else "0.5"
+
+
+def _example(*lines: str) -> str:
+    return "\n    ".join(("Add:", *lines))
