@@ -3,16 +3,21 @@
 Importing this imports neither torch nor the Hub's library: they come in when a file needs them.
 """
 
+from isthmus.checkpoints.adapted import AdaptedCheckpoint
+from isthmus.checkpoints.adapter import Adapter, open_adapter
 from isthmus.checkpoints.atomic import atomic_write_bytes, atomic_write_text
 from isthmus.checkpoints.base import Checkpoint, SourceFile, TensorInfo
 from isthmus.checkpoints.dtypes import Dtype
 from isthmus.checkpoints.layout import Shard, ShardLayout
 from isthmus.checkpoints.names import align_names
 from isthmus.checkpoints.references import open_checkpoint
+from isthmus.checkpoints.sidecars import copy_sidecars
 from isthmus.checkpoints.sizes import parse_size
 from isthmus.checkpoints.writer import ShardWriter
 
 __all__ = [
+    "AdaptedCheckpoint",
+    "Adapter",
     "Checkpoint",
     "Dtype",
     "Shard",
@@ -23,6 +28,8 @@ __all__ = [
     "align_names",
     "atomic_write_bytes",
     "atomic_write_text",
+    "copy_sidecars",
+    "open_adapter",
     "open_checkpoint",
     "parse_size",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from isthmus.checkpoints.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
 from isthmus.checkpoints.codes import refuse_codes
 from isthmus.checkpoints.index import (
@@ -17,6 +18,7 @@ from isthmus.checkpoints.index import (
     read_json,
 )
 from isthmus.checkpoints.safetensors_file import SafetensorsFile
+from isthmus.checkpoints.sidecars import MODEL_CONFIG, sidecar_notes
 from isthmus.checkpoints.tensor_file import TensorFile
 from isthmus.checkpoints.ties import tied_by_config
 from isthmus.checkpoints.torch_file import TorchFile
@@ -102,7 +104,7 @@ def open_file(path: Path, label: str) -> FileCheckpoint:
     """
     file = _open_tensors(path)
     notes: tuple[str, ...] = ()
-    if (path.parent / "config.json").is_file():
+    if (path.parent / MODEL_CONFIG).is_file():
         notes = (
             f"{path} was opened by itself; name its folder to use the config.json and tokenizer "
             "beside it.",
@@ -120,9 +122,11 @@ def open_folder(folder: Path, label: str) -> FileCheckpoint:
     Raises:
         CheckpointError: if it holds no model, or a damaged, inconsistent or quantised one.
     """
-    config_path = inside(folder, "config.json")
-    config = read_json(config_path) if config_path.exists() else None
     weights, notes = choose_weights(folder)
+    config_path = inside(folder, MODEL_CONFIG)
+    config = read_json(config_path) if config_path.exists() else None
+    notes += sidecar_notes(folder)
+    # Before the shards are opened: a config says more clearly what is wrong than a header.
     refuse_codes(label, {}, config)
     if weights.name.endswith(".index.json"):
         homes, more = _open_shards(folder, weights)
@@ -133,42 +137,59 @@ def open_folder(folder: Path, label: str) -> FileCheckpoint:
     return FileCheckpoint(label, folder, homes, config, tuple(notes))
 
 
+def preferred_weights(names: Collection[str]) -> str | None:
+    """The name, among a folder's file names, of the file or index that stands for its model.
+
+    Returns:
+        None if there is none, or several files of weights of which none stands out.
+    """
+    for name in (SAFETENSORS_SINGLE, SAFETENSORS_INDEX):
+        if name in names:
+            return name
+    lone = [
+        name
+        for name in names
+        if name.endswith(".safetensors") and "/" not in name and name not in ADAPTER_WEIGHTS
+    ]
+    if lone:
+        return lone[0] if len(lone) == 1 else None
+    return next((name for name in (TORCH_SINGLE, TORCH_INDEX) if name in names), None)
+
+
 def choose_weights(folder: Path) -> tuple[Path, list[str]]:
     """The file or index in a folder that stands for its model, and notes about the choice.
 
     Raises:
         CheckpointError: if there is none, or none that stands out.
     """
-    names = sorted(entry.name for entry in folder.iterdir())
-    lone = [name for name in names if name.endswith(".safetensors")]
-    notes = []
-    if SAFETENSORS_SINGLE in names:
-        if SAFETENSORS_INDEX in names:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be looked into: {error.strerror}") from error
+    weights = preferred_weights(names)
+    if weights is not None:
+        notes = []
+        if weights == SAFETENSORS_SINGLE and SAFETENSORS_INDEX in names:
             notes.append(
                 f"{folder} holds {SAFETENSORS_SINGLE} and {SAFETENSORS_INDEX}; the first is used, "
                 "as Transformers does."
             )
-        return inside(folder, SAFETENSORS_SINGLE), notes
-    if SAFETENSORS_INDEX in names:
-        return inside(folder, SAFETENSORS_INDEX), notes
-    if "adapter_config.json" in names:
+        return inside(folder, weights), notes
+    if ADAPTER_CONFIG in names:
         raise CheckpointError(
             f"{folder} is an adapter, not a model",
             "Write its base model before it, with a plus sign between: base+adapter.",
         )
-    if len(lone) == 1:
-        return inside(folder, lone[0]), notes
+    lone = [name for name in names if name.endswith(".safetensors")]
     if lone:
         raise CheckpointError(
             f"{folder} holds {len(lone)} safetensors files and no {SAFETENSORS_INDEX}: "
             f"{', '.join(lone[:6])}",
             "Name one of the files, or fetch the index.",
         )
-    for name in (TORCH_SINGLE, TORCH_INDEX):
-        if name in names:
-            return inside(folder, name), notes
     raise CheckpointError(
-        f"{folder} holds no weights that Isthmus reads; it holds {', '.join(names[:8]) or 'nothing'}",
+        f"{folder} holds no weights that Isthmus reads; it holds "
+        f"{', '.join(names[:8]) or 'nothing'}",
         _cure(names),
     )
 

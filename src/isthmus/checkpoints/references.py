@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from isthmus.checkpoints.adapted import AdaptedCheckpoint
+from isthmus.checkpoints.adapter import open_adapter
 from isthmus.checkpoints.base import Checkpoint
 from isthmus.checkpoints.folder import open_file, open_folder
+from isthmus.checkpoints.hub import fetch, is_hub_reference
 from isthmus.errors import CheckpointError
 
 
@@ -24,32 +27,65 @@ def open_checkpoint(reference: str, *, root: Path | None = None) -> Checkpoint:
         CheckpointError: if there is no such model, or it is damaged or of a kind that cannot be
             merged.
     """
-    local = find_local(reference, root)
-    if local is not None:
-        return _open_path(local, reference)
-    raise _missing(reference, root)
+    path = _find(reference, root)
+    if path is not None:
+        return _open_model(path, reference)
+    base, plus, adapter = reference.rpartition("+")
+    if plus:
+        return _open_adapted(base, adapter, reference, root)
+    return _open_model(_fetch(reference, root), reference)
 
 
-def find_local(reference: str, root: Path | None) -> Path | None:
-    """The existing file or folder that a reference names, if any."""
-    path = Path(reference).expanduser()
-    for candidate in (root / path if root else path, path):
-        if candidate.exists():
-            return candidate
-    return None
-
-
-def _open_path(path: Path, label: str) -> Checkpoint:
+def _open_model(path: Path, label: str) -> Checkpoint:
     return open_folder(path, label) if path.is_dir() else open_file(path, label)
 
 
-def _missing(reference: str, root: Path | None) -> CheckpointError:
-    """The error for a path that does not exist, with names near it."""
-    path = Path(reference).expanduser()
+def _open_adapted(base: str, adapter: str, label: str, root: Path | None) -> Checkpoint:
+    # The adapter first: it is the cheaper one to be wrong about.
+    opened = open_adapter(_find(adapter, root) or _fetch(adapter, root), label=adapter)
+    try:
+        return AdaptedCheckpoint(open_checkpoint(base, root=root), opened, label=label)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _find(reference: str, root: Path | None) -> Path | None:
+    """The existing file or folder that a reference names, if any."""
+    if not reference:
+        raise CheckpointError(
+            "a model's name is empty", "Write a folder, a file, org/name, or base+adapter."
+        )
+    try:
+        return next((path for path in _candidates(reference, root) if path.exists()), None)
+    except OSError as error:
+        raise CheckpointError(f"{reference:.200} cannot be looked at: {error.strerror}") from error
+
+
+def _candidates(reference: str, root: Path | None) -> list[Path]:
+    try:
+        path = Path(reference).expanduser()
+    except RuntimeError as error:  # a home of nobody
+        raise CheckpointError(f"there is no model at {reference}: {error}") from error
+    return [root / path, path] if root is not None else [path]
+
+
+def _fetch(reference: str, root: Path | None) -> Path:
+    """The folder of what is not on this machine, or an error that suggests what is."""
     near: list[str] = []
-    for candidate in (root / path if root else path, path):
-        if candidate.parent.is_dir():
-            names = [entry.name for entry in candidate.parent.iterdir()]
-            near += difflib.get_close_matches(candidate.name, names)
-    cure = f"Near it: {', '.join(dict.fromkeys(near))}." if near else None
-    return CheckpointError(f"there is no model at {reference}", cure)
+    for path in _candidates(reference, root):
+        if path.parent.is_dir():
+            names = [entry.name for entry in path.parent.iterdir()]
+            near += difflib.get_close_matches(path.name, names)
+    advice = f"Near it: {', '.join(dict.fromkeys(near))}." if near else None
+    if not is_hub_reference(reference):
+        raise CheckpointError(
+            f"there is no model at {reference}",
+            advice or "Write an existing folder or file, or org/name for a model on the Hub.",
+        )
+    try:
+        return fetch(reference)
+    except CheckpointError as error:
+        if advice is None:
+            raise
+        raise CheckpointError(error.problem, f"{error.cure} {advice}") from error

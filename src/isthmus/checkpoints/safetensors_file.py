@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -41,17 +41,11 @@ class SafetensorsFile(TensorFile):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = -1
         self._descriptor, status = open_regular(path)
-        try:
-            self._open(status)
-        except BaseException:
-            self.close()
-            raise
-
-    def _open(self, status: os.stat_result) -> None:
-        file = str(self.path)
-        self.source = SourceFile.of(self.path, status)
+        # Closes the file also when the object is dropped, or its opening fails below.
+        self._release = weakref.finalize(self, os.close, self._descriptor)
+        self.source = SourceFile.of(path, status)
+        file = str(path)
         size = status.st_size
         if size < LENGTH_BYTES:
             raise CheckpointError(
@@ -119,14 +113,14 @@ class SafetensorsFile(TensorFile):
 
     def close(self) -> None:
         """Release the file. Closing twice is allowed."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        # The number may soon stand for another file.
+        self._descriptor = -1
+        self._release()
 
-    def _fill(self, memory: np.ndarray[Any, np.dtype[np.uint8]], position: int, what: str) -> None:
+    def _fill(self, memory: StorageArray, position: int, what: str) -> None:
         """Fill `memory` with the file's bytes from `position` on. The system may give fewer."""
         done = 0
-        view = memoryview(memory)
+        view = memory.data
         while done < memory.size:
             try:
                 count = os.preadv(self._descriptor, [view[done:]], position + done)
@@ -162,8 +156,8 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
     raise CheckpointError(f"{path} is a folder or a device, not a file")
 
 
-def _thread_scratch() -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _thread_scratch() -> StorageArray:
     if not hasattr(_scratch, "bytes"):
         _scratch.bytes = np.empty(_SCRATCH_BYTES, np.uint8)
-    scratch: np.ndarray[Any, np.dtype[np.uint8]] = _scratch.bytes
+    scratch: StorageArray = _scratch.bytes
     return scratch

@@ -108,9 +108,9 @@ class ShardWriter:
     ) -> None:
         self.close()
 
-    def _put(self, memory: np.ndarray[tuple[int], np.dtype[np.uint8]], position: int) -> None:
+    def _put(self, memory: StorageArray, position: int) -> None:
         done = 0
-        view = memoryview(memory)
+        view = memory.data
         while done < memory.size:
             try:
                 done += os.pwrite(self._descriptor, view[done:], position + done)
