@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.errors import MethodError
 from isthmus.methods.method import BaseUse, Chunk, Combine, Method, Settings, TensorStream
 from isthmus.methods.parameters import Parameter, Scope
-from isthmus.methods.weighted import numbers, weighted_sum
+from isthmus.methods.weighted import numbers, shares, weighted_sum
 from isthmus.typing import Array
 
 
@@ -15,22 +14,23 @@ from isthmus.typing import Array
 class Linear(Method):
     """sum_k w_k x_k, divided by sum_k w_k unless told otherwise."""
 
+    def check(self, settings: Settings) -> None:
+        """Weights that are normalised must not sum to zero."""
+        _weights(settings)
+
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:  # noqa: ARG002
         """Nothing depends on the whole tensor."""
-        weights = numbers(settings, "weight")
-        if settings.shared["normalize"]:
-            total = sum(weights)
-            if total == 0:
-                raise MethodError(
-                    "the weights sum to zero, so their average is undefined",
-                    "Change a weight, or set normalize: false for the plain weighted sum.",
-                )
-            weights = [weight / total for weight in weights]
+        weights = _weights(settings)
 
         def combine(chunk: Chunk) -> Array:
             return weighted_sum(chunk.experts, weights)
 
         return combine
+
+
+def _weights(settings: Settings) -> list[float]:
+    weights = numbers(settings, "weight")
+    return shares(weights) if settings.shared["normalize"] else weights
 
 
 LINEAR = Linear(

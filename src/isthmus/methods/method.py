@@ -114,10 +114,17 @@ class Method(ABC):
     reach: Reach = Reach.ELEMENTWISE
     random: bool = False
 
+    def check(self, settings: Settings) -> None:  # noqa: B027
+        """Refuse settings that admit no merge, before any tensor is read.
+
+        Raises:
+            MethodError: naming the parameter and the cure.
+        """
+
     @abstractmethod
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:
         """Read what depends on the whole tensor and return the function that merges chunks.
 
         Raises:
-            MethodError: if the settings or the numbers admit no merge.
+            MethodError: if the settings admit no merge.
         """

@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from isthmus.errors import MethodError
 from isthmus.methods.consensus import merge_agreeing
 from isthmus.methods.deltas import Deltas, difference
 from isthmus.methods.method import BaseUse, Chunk, Combine, Method, Reach, Settings, TensorStream
 from isthmus.methods.parameters import Parameter, Scope
 from isthmus.methods.rescale import l1_factors, rescaled
 from isthmus.methods.sparsify import Sparsifier, Sparsify, keep_all, keep_largest, keep_random
-from isthmus.methods.weighted import numbers, weighted_sum
+from isthmus.methods.weighted import numbers, shares, weighted_sum
 from isthmus.typing import Array
 
 
@@ -31,14 +30,16 @@ class TaskVectors(Method):
     sparsifier: Sparsifier
     consensus: bool
 
+    def check(self, settings: Settings) -> None:
+        """Weights that are normalised must not sum to zero."""
+        self._weights(settings)
+
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:
         """Read thresholds and norms."""
-        weights = numbers(settings, "weight")
+        weights = self._weights(settings)
         scale = float(cast("float", settings.shared["lambda"]))
         mean = bool(settings.shared["normalize"])
         sparsify = self._sparsify(Deltas(tensor), settings)
-        if mean and not self.consensus:
-            weights = _shares(weights)
 
         def combine(chunk: Chunk) -> Array:
             rows = sparsify(difference(chunk))
@@ -53,6 +54,11 @@ class TaskVectors(Method):
 
         return combine
 
+    def _weights(self, settings: Settings) -> list[float]:
+        weights = numbers(settings, "weight")
+        # With a consensus the divisor is the weight of those that agree, entry by entry.
+        return shares(weights) if settings.shared["normalize"] and not self.consensus else weights
+
     def _sparsify(self, deltas: Deltas, settings: Settings) -> Sparsify:
         densities = numbers(settings, "density")
         sparsify = self.sparsifier(deltas, densities, settings.seeds)
@@ -61,16 +67,6 @@ class TaskVectors(Method):
         if settings.shared["rescale_norm"] == "density":
             return rescaled(sparsify, [1 / density for density in densities])
         return rescaled(sparsify, l1_factors(deltas, sparsify, len(densities)))
-
-
-def _shares(weights: list[float]) -> list[float]:
-    total = sum(weights)
-    if total == 0:
-        raise MethodError(
-            "the weights sum to zero, so they cannot be normalised",
-            "Change a weight, or set normalize: false.",
-        )
-    return [weight / total for weight in weights]
 
 
 def _preset(

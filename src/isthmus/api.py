@@ -1,0 +1,138 @@
+"""The Python interface: merge files, plan a merge, merge state dicts in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from isthmus.engine.plan import DEFAULT_SHARD_SIZE, Plan, planned
+from isthmus.engine.progress import Progress
+from isthmus.engine.run import Outcome, run
+from isthmus.recipes import Recipe, load_recipe
+from isthmus.reports.card import model_card
+
+RecipeLike: TypeAlias = Recipe | Mapping[str, Any] | str | Path
+"""A recipe, a mapping with its keys, the path of its file, or YAML text."""
+
+
+@contextmanager
+def plan(
+    recipe: RecipeLike,
+    *,
+    device: str = "cpu",
+    max_shard_size: int = DEFAULT_SHARD_SIZE,
+    allow_nonfinite: bool = False,
+) -> Iterator[Plan]:
+    """Plan a merge without writing anything; the models stay open inside the `with` block.
+
+    Args:
+        recipe: What to merge.
+        device: `cpu`, or a torch device such as `cuda`.
+        max_shard_size: Bytes of the largest weight file.
+        allow_nonfinite: Let NaN and infinity pass.
+
+    Raises:
+        RecipeError: if the recipe is malformed.
+        CheckpointError: if a model cannot be opened.
+        PlanError: if the models cannot be merged as asked.
+
+    Example:
+        >>> with isthmus.plan("merge.yaml") as plan:  # doctest: +SKIP
+        ...     print(plan.bytes_to_write)
+    """
+    with planned(
+        _recipe(recipe),
+        device=device,
+        max_shard_size=max_shard_size,
+        allow_nonfinite=allow_nonfinite,
+    ) as made:
+        yield made
+
+
+def merge(
+    recipe: RecipeLike,
+    out: str | PathLike[str],
+    *,
+    device: str = "cpu",
+    workers: int | None = None,
+    max_shard_size: int = DEFAULT_SHARD_SIZE,
+    resume: bool = False,
+    overwrite: bool = False,
+    allow_nonfinite: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Merge models into a folder that transformers loads.
+
+    Memory stays at a few chunks whatever the size of the models. The output is complete or
+    absent; an interrupted merge goes on with `resume` and ends in the same bytes.
+
+    Args:
+        recipe: What to merge.
+        out: The output folder; nothing that Isthmus did not write is ever replaced.
+        device: `cpu`, or a torch device such as `cuda`.
+        workers: Threads; by default one a processor.
+        max_shard_size: Bytes of the largest weight file.
+        resume: Go on with an interrupted merge.
+        overwrite: Replace an earlier merge.
+        allow_nonfinite: Let NaN and infinity pass.
+        progress: Who listens.
+
+    Raises:
+        RecipeError: if the recipe is malformed.
+        CheckpointError: if a model cannot be opened or read.
+        PlanError: if the models cannot be merged as asked.
+        OutputError: if the folder cannot be used.
+        NonFiniteError: if an input holds NaN or infinity and may not.
+    """
+    with plan(
+        recipe, device=device, max_shard_size=max_shard_size, allow_nonfinite=allow_nonfinite
+    ) as made:
+        return run_plan(
+            made, out, workers=workers, resume=resume, overwrite=overwrite, progress=progress
+        )
+
+
+def run_plan(
+    made: Plan,
+    out: str | PathLike[str],
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Carry out a plan; see `merge`."""
+    target = Path(out)
+    return run(
+        made,
+        target,
+        version=version("isthmus"),
+        card=lambda done: _card(done, target),
+        workers=workers,
+        resume=resume,
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+def _recipe(recipe: RecipeLike) -> Recipe:
+    return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+
+
+def _card(done: Plan, out: Path) -> str:
+    return model_card(
+        title=done.recipe.name or out.resolve().name,
+        method=done.method.name,
+        reference=done.method.reference,
+        models=[entry.model for entry in done.recipe.experts],
+        base_model=done.recipe.base_model,
+        recipe=done.recipe.to_yaml(),
+        dtypes=Counter(task.output.dtype.torch_name for task in done.tasks),
+        notes=done.notes,
+        version=version("isthmus"),
+    )

@@ -1,0 +1,81 @@
+"""`isthmus methods [NAME]`."""
+
+from __future__ import annotations
+
+import json
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from isthmus.methods.method import Method
+    from isthmus.methods.parameters import Parameter
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(help="Explain this method; without it all are listed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the merge methods, or explain one: paper, parameters, defaults.
+
+    Example: isthmus methods ties
+    """
+    from isthmus.methods.registry import METHODS, get_method
+
+    chosen = list(METHODS.values()) if name is None else [get_method(name)]
+    if as_json:
+        typer.echo(json.dumps([_as_data(method) for method in chosen], indent=2))
+    elif name is None:
+        for method in chosen:
+            typer.echo(f"{method.name}\n  {method.summary}\n  {method.reference}")
+            typer.echo(f"  {', '.join(map(_brief, method.parameters))}\n")
+        typer.echo("isthmus methods NAME explains one.")
+    else:
+        _explain(chosen[0])
+
+
+def _explain(method: Method) -> None:
+    from isthmus.methods.method import BaseUse
+
+    typer.echo(f"{method.name}: {method.summary}\n{method.reference}\n")
+    typer.echo(fill(method.explanation, 88))
+    base = "required" if method.base is BaseUse.REQUIRED else "not used, unless it is a model too"
+    most = "any number of" if method.max_experts is None else f"at most {method.max_experts}"
+    typer.echo(
+        f"\nbase_model: {base}\nmodels: {most}, at least {method.min_experts}\n\nparameters:"
+    )
+    for parameter in method.parameters:
+        typer.echo(f"  {_brief(parameter)}  [{parameter.scope.value}]\n      {parameter.summary}")
+
+
+def _brief(parameter: Parameter) -> str:
+    if parameter.required:
+        return f"{parameter.name} (required)"
+    return f"{parameter.name} = {json.dumps(parameter.default)}"
+
+
+def _as_data(method: Method) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "reference": method.reference,
+        "explanation": method.explanation,
+        "base_model": method.base.value,
+        "models": [method.min_experts, method.max_experts],
+        "random": method.random,
+        "parameters": [
+            {
+                "name": parameter.name,
+                "type": parameter.kind.__name__,
+                "scope": parameter.scope.value,
+                "summary": parameter.summary,
+                "required": parameter.required,
+                "default": parameter.default,
+                "choices": list(parameter.choices),
+            }
+            for parameter in method.parameters
+        ],
+    }

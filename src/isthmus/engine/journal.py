@@ -1,0 +1,67 @@
+"""The journal: which tensors are written, one line each, so that a merge can go on after a kill.
+
+A line is written after the tensor's last byte. Nothing is flushed to the disk before it, because
+whoever resumes reads every journalled tensor again and compares its hash: what did not reach the
+disk is simply merged once more.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from isthmus.errors import OutputError
+
+
+class Journal:
+    """An append-only list of tensors and the sha256 of their bytes; safe from several threads.
+
+    Args:
+        path: The file; made when missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self.recorded = _read(path)
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        # A kill may have left half a line; the next entry must not be glued to it.
+        if self._file.tell():
+            self._file.write("\n")
+
+    def record(self, tensor: str, sha256: str, note: str | None) -> None:
+        """Append a tensor whose bytes are all written."""
+        line = json.dumps({"tensor": tensor, "sha256": sha256, "note": note})
+        with self._lock:
+            self._file.write(line + "\n")
+            self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def _read(path: Path) -> dict[str, tuple[str, str | None]]:
+    """Tensor to hash and note. Lines that a kill cut short are skipped."""
+    recorded: dict[str, tuple[str, str | None]] = {}
+    if not path.exists():
+        return recorded
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+            recorded[entry["tensor"]] = (entry["sha256"], entry["note"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return recorded

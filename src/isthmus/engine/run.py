@@ -1,0 +1,292 @@
+"""Running a plan: workers, journal, resume, and the move into place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.checkpoints import ShardWriter, atomic_write_text, copy_sidecars
+from isthmus.engine.hashing import hash_range
+from isthmus.engine.journal import Journal
+from isthmus.engine.manifest import MANIFEST, FileRecord, Manifest, SourceRecord, read_manifest
+from isthmus.engine.plan import MergeTask, Plan
+from isthmus.engine.progress import Progress, Silent
+from isthmus.engine.streams import Buffers, StoppedError
+from isthmus.engine.worker import Worker
+from isthmus.engine.workspace import WORK, Workspace, open_workspace
+from isthmus.errors import OutputError, PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a merge did.
+
+    Attributes:
+        out: The output folder.
+        merged: How many tensors were merged.
+        carried: How many were taken from the donor.
+        resumed: How many had been finished by an earlier run.
+        notes: What the user should know.
+    """
+
+    out: Path
+    merged: int
+    carried: int
+    resumed: int
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Results:
+    """Hashes and notes of finished tensors."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, digest: str, note: str | None) -> None:
+        """Take down one tensor."""
+        self.digests[name] = digest
+        if note is not None:
+            self.notes.append(note)
+
+
+def default_workers() -> int:
+    """One for each processor that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run(
+    plan: Plan,
+    out: Path,
+    *,
+    version: str,
+    card: Callable[[Plan], str],
+    workers: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Carry out a plan.
+
+    The output is complete or absent: files are written below `OUT/.isthmus/` and move up at the
+    end. A merge that was interrupted, however rudely, goes on with `resume` and ends in the same
+    bytes.
+
+    Args:
+        plan: What to do.
+        out: The output folder.
+        version: Of Isthmus, for the manifest.
+        card: Writes the model card.
+        workers: Threads; by default one a processor. They change the speed and nothing else.
+        resume: Go on with an interrupted merge.
+        overwrite: Replace an earlier merge. Its files stay until the new ones are complete.
+        progress: Who listens.
+
+    Raises:
+        PlanError: if the output would lie over an input, or the disk is too small.
+        OutputError: if the folder cannot be used.
+        NonFiniteError: if an input holds NaN or infinity and may not.
+    """
+    workers = default_workers() if workers is None else workers
+    if workers < 1:
+        raise PlanError(f"{workers} workers cannot merge anything", "Use one or more.")
+    out = out.absolute()
+    _require_apart(plan, out)
+    if resume and _is_done(plan, out, version):
+        return _outcome(plan, out, resumed=len(plan.tasks), notes=read_manifest(out).notes)
+    with open_workspace(out, plan.digest, resume=resume, overwrite=overwrite) as space:
+        _require_room(plan, space)
+        results, resumed = _write_shards(plan, space, workers, progress or Silent())
+        notes = [*plan.notes, *sorted(results.notes)]
+        _write_rest(plan, space, results, notes, version, card)
+        return _outcome(plan, out, resumed=resumed, notes=notes)
+
+
+def _outcome(plan: Plan, out: Path, *, resumed: int, notes: Sequence[str]) -> Outcome:
+    merged = sum(isinstance(task, MergeTask) for task in plan.tasks)
+    return Outcome(out, merged, len(plan.tasks) - merged, resumed, tuple(notes))
+
+
+def _require_apart(plan: Plan, out: Path) -> None:
+    target = out.resolve()
+    for model in plan.models:
+        for source in model.sources:
+            if source.path.resolve().is_relative_to(target):
+                raise PlanError(
+                    f"the output folder {out} holds the input {source.path.name} of {model.label}",
+                    "Choose another output folder.",
+                )
+
+
+def _require_room(plan: Plan, space: Workspace) -> None:
+    here = sum(file.stat().st_blocks * 512 for file in space.staging.iterdir() if file.is_file())
+    needed = plan.bytes_to_write - here
+    free = shutil.disk_usage(space.out).free
+    if needed > free:
+        raise PlanError(
+            f"the merge writes {needed:,} bytes and the disk of {space.out} has {free:,} left",
+            "Free some space, or write to another disk.",
+        )
+
+
+def _is_done(plan: Plan, out: Path, version: str) -> bool:
+    """Whether the folder holds this very merge, finished."""
+    try:
+        manifest = read_manifest(out)
+    except OutputError:
+        return False
+    same = (manifest.isthmus, manifest.recipe, manifest.sources) == (
+        version,
+        plan.recipe.to_yaml(),
+        _sources(plan),
+    )
+    return same and not (out / WORK).exists()
+
+
+def _write_shards(
+    plan: Plan, space: Workspace, workers: int, progress: Progress
+) -> tuple[_Results, int]:
+    """Write every tensor; returns hashes and notes, and how many an earlier run had written."""
+    tasks = {task.output.name: task for task in plan.tasks}
+    stop = threading.Event()
+    worker = Worker(plan, progress, stop, Buffers())
+    results = _Results()
+    with _shard_writers(plan, space) as writers, Journal(space.journal) as journal:
+        finished = _finished(journal, plan, space, workers) if space.resumed else {}
+        for name, (digest, note) in finished.items():
+            results.add(name, digest, note)
+
+        def make(name: str, writer: ShardWriter) -> None:
+            digest, note = worker.make(tasks[name], writer)
+            journal.record(name, digest, note)
+            results.add(name, digest, note)
+
+        todo = [
+            (name, writer)
+            for writer in writers
+            for name in writer.shard.tensors
+            if name not in finished
+        ]
+        progress.begin("merging", sum(tasks[name].output.nbytes for name, _ in todo))
+        try:
+            _in_parallel(make, todo, workers, stop)
+            for writer in writers:
+                writer.sync()
+        finally:
+            progress.finish()
+    return results, len(finished)
+
+
+@contextmanager
+def _shard_writers(plan: Plan, space: Workspace) -> Iterator[list[ShardWriter]]:
+    writers: list[ShardWriter] = []
+    try:
+        for shard in plan.layout.shards:
+            path = space.staging / shard.file
+            writers.append(ShardWriter(path, shard, resume=space.resumed))
+        yield writers
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def _in_parallel(
+    make: Callable[[str, ShardWriter], None],
+    todo: Sequence[tuple[str, ShardWriter]],
+    workers: int,
+    stop: threading.Event,
+) -> None:
+    """Call `make` for each entry; the first failure, or Ctrl-C, stops all of them."""
+    with ThreadPoolExecutor(workers, thread_name_prefix="merge") as pool:
+        try:
+            futures = [pool.submit(make, name, writer) for name, writer in todo]
+            _, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+        if waiting:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    failures = [future.exception() for future in futures if not future.cancelled()]
+    for failure in failures:
+        if failure is not None and not isinstance(failure, StoppedError):
+            raise failure
+
+
+def _finished(
+    journal: Journal, plan: Plan, space: Workspace, workers: int
+) -> dict[str, tuple[str, str | None]]:
+    """Journalled tensors whose bytes are in the files as the journal says."""
+    places = {
+        name: (space.staging / shard.file, shard.positions[name], info.nbytes)
+        for shard in plan.layout.shards
+        for name, info in shard.tensors.items()
+    }
+
+    def intact(name: str) -> bool:
+        return hash_range(*places[name]) == journal.recorded[name][0]
+
+    known = [name for name in journal.recorded if name in places]
+    with ThreadPoolExecutor(workers) as pool:
+        checks = pool.map(intact, known)
+        return {name: journal.recorded[name] for name, ok in zip(known, checks, strict=True) if ok}
+
+
+def _write_rest(
+    plan: Plan,
+    space: Workspace,
+    results: _Results,
+    notes: Sequence[str],
+    version: str,
+    card: Callable[[Plan], str],
+) -> None:
+    """Write all that is not weights, then move everything into place."""
+    sidecars = copy_sidecars(plan.donor, space.staging, plan.out_dtype)
+    texts = {"README.md": card(plan)}
+    index = plan.layout.index()
+    if index is not None:
+        texts[index[0]] = index[1]
+    for name, text in texts.items():
+        atomic_write_text(space.staging / name, text)
+    files = _shard_records(plan, results.digests)
+    for name in sorted({*sidecars, *texts}):
+        path = space.staging / name
+        size = path.stat().st_size
+        files[name] = FileRecord(size=size, sha256=hash_range(path, 0, size))
+    manifest = Manifest(
+        isthmus=version,
+        recipe=plan.recipe.to_yaml(),
+        sources=_sources(plan),
+        notes=list(notes),
+        files=files,
+    )
+    atomic_write_text(space.staging / MANIFEST, manifest.to_json())
+    space.commit(list(files))
+
+
+def _shard_records(plan: Plan, digests: Mapping[str, str]) -> dict[str, FileRecord]:
+    return {
+        shard.file: FileRecord(
+            size=shard.size,
+            sha256=hashlib.sha256(shard.header).hexdigest(),
+            tensors={name: digests[name] for name in shard.tensors},
+        )
+        for shard in plan.layout.shards
+    }
+
+
+def _sources(plan: Plan) -> list[SourceRecord]:
+    return [
+        SourceRecord(
+            model=model.label, files={source.path.name: source.size for source in model.sources}
+        )
+        for model in plan.models
+    ]

@@ -1,0 +1,116 @@
+"""Checkpoints as the streams of chunks that methods read."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from isthmus.checkpoints import Checkpoint, TensorInfo
+from isthmus.engine.devices import Device
+from isthmus.errors import NonFiniteError
+from isthmus.methods.method import Chunk
+from isthmus.typing import FloatArray, StorageArray
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One tensor of one model."""
+
+    model: Checkpoint
+    name: str
+
+    @property
+    def info(self) -> TensorInfo:
+        """Its format and shape."""
+        return self.model.tensors[self.name]
+
+
+class StoppedError(Exception):
+    """The work was stopped, by the user or because another worker failed."""
+
+
+class Buffers(threading.local):
+    """A worker's arrays, kept from tensor to tensor: fresh memory costs seven times the reading."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[np.dtype[np.floating], FloatArray] = {}
+
+    def take(self, rows: int, columns: int, dtype: np.dtype[np.floating]) -> FloatArray:
+        """An array of shape [rows, columns] with arbitrary contents, valid until the next call."""
+        size = rows * columns
+        if dtype not in self._arrays or self._arrays[dtype].size < size:
+            self._arrays[dtype] = np.empty(size, dtype)
+        return self._arrays[dtype][:size].reshape(rows, columns)
+
+
+@dataclass(slots=True)
+class CheckpointStream:
+    """One tensor of every model, read from the files as often as it is iterated.
+
+    Attributes:
+        base: The base model's tensor, or None.
+        experts: The experts' tensors.
+        compute: float32 or float64, the precision of the merge.
+        chunk_size: Elements a chunk.
+        device: Where the merge runs.
+        buffers: The worker's arrays.
+        allow_nonfinite: Whether NaN and infinity may pass.
+        stop: When set, reading ends with StoppedError.
+    """
+
+    base: Operand | None
+    experts: Sequence[Operand]
+    compute: np.dtype[np.floating]
+    chunk_size: int
+    device: Device
+    buffers: Buffers
+    allow_nonfinite: bool
+    stop: threading.Event
+    _checked: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.experts[0].info.shape
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element in the precision of the merge."""
+        return self.compute.itemsize
+
+    def __iter__(self) -> Iterator[Chunk]:
+        size = math.prod(self.shape)
+        operands = [*self.experts] if self.base is None else [*self.experts, self.base]
+        for start in range(0, size, self.chunk_size):
+            if self.stop.is_set():
+                raise StoppedError
+            count = min(self.chunk_size, size - start)
+            stack = self.buffers.take(len(operands), count, self.compute)
+            for row, operand in zip(stack, operands, strict=True):
+                operand.model.read(operand.name, start, row)
+                if not self._checked and not self.allow_nonfinite:
+                    require_finite(row, operand, start)
+            experts = self.device.put(stack[: len(self.experts)])
+            base = None if self.base is None else self.device.put(stack[-1])
+            yield Chunk(start, experts, base)
+        self._checked = True
+
+
+def require_finite(values: StorageArray, operand: Operand, start: int) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        NonFiniteError: naming the model, the tensor and the place.
+    """
+    finite = np.isfinite(values)
+    if not finite.all():
+        place = int(np.argmin(finite))
+        index = tuple(int(i) for i in np.unravel_index(start + place, operand.info.shape or (1,)))
+        raise NonFiniteError(
+            f"{operand.model.label}: tensor {operand.name} holds {values[place]} at {index}",
+            "The model is probably broken. Pass --allow-nonfinite to merge it all the same.",
+        )

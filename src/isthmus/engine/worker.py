@@ -1,0 +1,130 @@
+"""Making one output tensor: read chunks, merge, round, hash, write."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from isthmus.checkpoints import Dtype
+from isthmus.checkpoints.dtypes import encode
+from isthmus.engine.plan import CarryTask, MergeTask, Plan
+from isthmus.engine.progress import Progress
+from isthmus.engine.streams import Buffers, CheckpointStream, StoppedError, require_finite
+from isthmus.errors import NonFiniteError
+from isthmus.typing import FloatArray, StorageArray
+
+
+class Sink(Protocol):
+    """Takes finished numbers, from several threads at once."""
+
+    def write(self, name: str, start: int, array: StorageArray) -> None:
+        """Take elements of the flattened tensor `name` from `start` on, in its storage type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Makes output tensors; one instance serves all threads.
+
+    Attributes:
+        plan: What to make.
+        progress: Who listens.
+        stop: Set when the work shall end early.
+        buffers: Each thread's arrays.
+    """
+
+    plan: Plan
+    progress: Progress
+    stop: threading.Event
+    buffers: Buffers
+
+    def make(self, task: MergeTask | CarryTask, sink: Sink) -> tuple[str, str | None]:
+        """Write one tensor.
+
+        Returns:
+            The sha256 of its bytes, and a note for the user or None.
+
+        Raises:
+            NonFiniteError: if an input or the result holds NaN or infinity and may not.
+            StoppedError: if `stop` was set meanwhile.
+        """
+        differing: set[str] = set()
+        if isinstance(task, MergeTask):
+            chunks = self._merged(task)
+        elif task.output.dtype is task.source.info.dtype:
+            chunks = self._copied(task, differing)
+        else:
+            chunks = self._converted(task)
+        digest = hashlib.sha256()
+        start = 0
+        for chunk in chunks:
+            if self.stop.is_set():
+                raise StoppedError
+            sink.write(task.output.name, start, chunk)
+            digest.update(chunk.view(np.uint8).data)
+            start += chunk.size
+            self.progress.advance(chunk.nbytes)
+        note = (
+            f"{task.output.name} is {task.output.dtype.value} and differs in "
+            f"{', '.join(sorted(differing))}; the donor's was taken"
+            if differing
+            else None
+        )
+        return digest.hexdigest(), note
+
+    def _merged(self, task: MergeTask) -> Iterator[StorageArray]:
+        stream = CheckpointStream(
+            base=task.base,
+            experts=task.experts,
+            compute=task.compute,
+            chunk_size=self.plan.device.chunk_size,
+            device=self.plan.device,
+            buffers=self.buffers,
+            allow_nonfinite=self.plan.allow_nonfinite,
+            stop=self.stop,
+        )
+        combine = self.plan.method.prepare(stream, task.settings)
+        for chunk in stream:
+            yield self._rounded(task, self.plan.device.get(combine(chunk)))
+
+    def _converted(self, task: CarryTask) -> Iterator[StorageArray]:
+        wide = task.source.info.dtype is Dtype.F64
+        compute = np.dtype(np.float64) if wide else np.dtype(np.float32)
+        for start, count in self._stretches(task):
+            (row,) = self.buffers.take(1, count, compute)
+            task.source.model.read(task.source.name, start, row)
+            if not self.plan.allow_nonfinite:
+                require_finite(row, task.source, start)
+            yield self._rounded(task, row)
+
+    def _copied(self, task: CarryTask, differing: set[str]) -> Iterator[StorageArray]:
+        """The donor's bytes; models whose numbers differ are added to `differing`."""
+        source = task.source
+        for start, count in self._stretches(task):
+            stored = source.model.read_stored(source.name, start, start + count)
+            if source.info.dtype.is_float and not self.plan.allow_nonfinite:
+                require_finite(stored, source, start)
+            for other in task.others:
+                theirs = other.model.read_stored(other.name, start, start + count)
+                if not np.array_equal(stored, theirs):
+                    differing.add(other.model.label)
+            yield stored
+
+    def _stretches(self, task: CarryTask) -> Iterator[tuple[int, int]]:
+        """Start and length of each chunk."""
+        size, step = task.output.numel, self.plan.device.chunk_size
+        return ((start, min(step, size - start)) for start in range(0, size, step))
+
+    def _rounded(self, task: MergeTask | CarryTask, values: FloatArray) -> StorageArray:
+        encoded = encode(values, task.output.dtype)
+        narrow = encoded if encoded.itemsize < 2 or encoded.dtype == np.float16 else values
+        if not self.plan.allow_nonfinite and not np.isfinite(narrow).all():
+            raise NonFiniteError(
+                f"the merged tensor {task.output.name} overflows {task.output.dtype.torch_name}",
+                "Write out_dtype: bfloat16 or float32 in the recipe, or use smaller weights.",
+            )
+        return encoded

@@ -1,0 +1,214 @@
+"""The output folder: whose it is, what lies there, and how a finished merge gets into it.
+
+Everything is written under `OUT/.isthmus/` first. The finished files then move up by atomic
+renames, the manifest last, so a folder without `.isthmus/` and with a manifest is complete, and
+whatever else is found says how far a merge came.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from isthmus.checkpoints import atomic_write_text
+from isthmus.engine.manifest import MANIFEST, Manifest, read_manifest
+from isthmus.errors import OutputError
+
+WORK = ".isthmus"
+STATE = "state.json"
+COMMIT = "commit.json"
+STAGING = "files"
+JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A folder in which one merge is being written.
+
+    Attributes:
+        out: The output folder.
+        resumed: Whether an interrupted merge goes on here.
+    """
+
+    out: Path
+    resumed: bool
+
+    @property
+    def work(self) -> Path:
+        """Where everything lies until it is finished."""
+        return self.out / WORK
+
+    @property
+    def staging(self) -> Path:
+        """The output files to be."""
+        return self.work / STAGING
+
+    @property
+    def journal(self) -> Path:
+        """The list of finished tensors."""
+        return self.work / JOURNAL
+
+    def commit(self, files: Sequence[str]) -> None:
+        """Move the finished files into place and remove the work folder.
+
+        Files of the merge that is replaced go, unless the new one has them too.
+        """
+        old = _manifest_if_any(self.out)
+        stale = sorted(set(old.files) - set(files)) if old else []
+        moves = [*files, MANIFEST]
+        # From here on a crash must end in the new output, not in a mixture.
+        atomic_write_text(self.work / COMMIT, json.dumps({"move": moves, "remove": stale}))
+        finish_commit(self.out)
+
+
+def finish_commit(out: Path) -> None:
+    """Do what `commit.json` says; what was done already is skipped."""
+    work = out / WORK
+    orders = _orders(out)
+    for name in orders["remove"]:
+        _inside(out, name).unlink(missing_ok=True)
+    for name in orders["move"]:
+        source, target = _inside(work / STAGING, name), _inside(out, name)
+        if source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.replace(target)
+    shutil.rmtree(work)
+
+
+def is_committing(out: Path) -> bool:
+    """Whether a merge was stopped while its finished files moved into place."""
+    return (out / WORK / COMMIT).is_file()
+
+
+@contextmanager
+def open_workspace(out: Path, digest: str, *, resume: bool, overwrite: bool) -> Iterator[Workspace]:
+    """Claim an output folder for one merge and lock it.
+
+    A merge that was stopped while its finished files moved into place is completed first.
+
+    Args:
+        out: The folder; made when missing.
+        digest: Of the plan. An interrupted merge goes on only if it had the same.
+        resume: Go on with an interrupted merge if there is one.
+        overwrite: Replace a merge of ours, finished or not.
+
+    Raises:
+        OutputError: if the folder is somebody else's, in use, or cannot be written, or if it holds
+            a merge and neither `resume` nor `overwrite` is given.
+    """
+    _require_ours(out, allowed=overwrite or resume)
+    with _locked(out):
+        if is_committing(out):
+            finish_commit(out)
+        work = out / WORK
+        try:
+            work.mkdir(exist_ok=True)
+            resumed = _begin(work, digest, resume=resume)
+        except OSError as error:
+            raise _not_writable(out, error) from error
+        yield Workspace(out, resumed)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Hold the folder itself, made when missing, against other merges."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _not_writable(out, error) from error
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"another merge is being written to {out}", "Wait for it, or stop it first."
+            ) from error
+        yield
+    finally:
+        os.close(folder)
+
+
+def _not_writable(out: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"{out} cannot be written: {error.strerror}",
+        "Choose another folder, or see to its permissions and its disk.",
+    )
+
+
+def _begin(work: Path, digest: str, *, resume: bool) -> bool:
+    """Prepare the work folder; True if an interrupted merge goes on."""
+    state = work / STATE
+    if resume and state.is_file():
+        if json.loads(state.read_text(encoding="utf-8"))["digest"] != digest:
+            raise OutputError(
+                f"the interrupted merge in {work.parent} had another recipe, other inputs or "
+                "other options",
+                "Pass --overwrite to start it anew, or choose another folder.",
+            )
+        return True
+    shutil.rmtree(work)
+    (work / STAGING).mkdir(parents=True)
+    atomic_write_text(state, json.dumps({"digest": digest}))
+    return False
+
+
+def _require_ours(out: Path, *, allowed: bool) -> None:
+    """Refuse a folder that holds anything that is not ours, or a merge, unless `allowed`."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise OutputError(f"{out} is a file", "Name a folder for the output.")
+    try:
+        entries = {entry.name for entry in out.iterdir()}
+    except OSError as error:
+        raise OutputError(f"{out} cannot be read: {error.strerror}") from error
+    manifest = _manifest_if_any(out)
+    ours = {WORK, MANIFEST} if manifest or WORK in entries else set()
+    if manifest:
+        ours |= {Path(name).parts[0] for name in manifest.files}
+    if is_committing(out):
+        ours |= {Path(name).parts[0] for name in _orders(out)["move"] + _orders(out)["remove"]}
+    foreign = entries - ours
+    if foreign:
+        raise OutputError(
+            f"{out} holds files that Isthmus did not write, such as {min(foreign)}",
+            "Choose another folder; Isthmus never replaces what it did not write.",
+        )
+    if WORK in entries and not allowed:
+        raise OutputError(
+            f"{out} holds an interrupted merge",
+            "Pass --resume to go on with it, or --overwrite to start anew.",
+        )
+    if entries and not allowed:
+        raise OutputError(f"{out} holds a merge already", "Pass --overwrite to replace it.")
+
+
+def _orders(out: Path) -> dict[str, list[str]]:
+    orders: dict[str, list[str]] = json.loads((out / WORK / COMMIT).read_text(encoding="utf-8"))
+    return orders
+
+
+def _manifest_if_any(out: Path) -> Manifest | None:
+    try:
+        return read_manifest(out)
+    except OutputError:
+        return None
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """`folder / name`, for a relative name that stays inside.
+
+    Raises:
+        OutputError: if it does not.
+    """
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise OutputError(f"{folder}: the file name {name!r} leads outside the folder")
+    return folder / path
