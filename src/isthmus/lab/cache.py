@@ -1,0 +1,57 @@
+"""Folders and files that are made once for given settings, and never left half made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+RECORD = "made_from.json"
+
+
+def content_key(settings: Mapping[str, Any]) -> str:
+    """A SHA-256 over everything that a result depends on.
+
+    Args:
+        settings: JSON values only; their order does not count.
+    """
+    text = json.dumps(settings, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_made(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether a folder is complete and was made from these very settings."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("key") == content_key(settings)
+
+
+def make_folder(folder: Path, settings: Mapping[str, Any], fill: Callable[[Path], None]) -> None:
+    """Make a folder afresh: filled elsewhere, recorded, and only then put in place.
+
+    A run that is killed leaves a folder with another name, which the next run removes.
+
+    Args:
+        folder: Where the result goes; what lies there is replaced.
+        settings: What it depends on; recorded beside the result.
+        fill: Writes the result into the folder that it is given.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    fill(partial)
+    record = {"key": content_key(settings), "settings": settings}
+    (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

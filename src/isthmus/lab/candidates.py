@@ -1,0 +1,119 @@
+"""The merges that the demo tries: one or more recipes per method, as `isthmus merge` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Recipe = dict[str, Any]
+
+SCALES = (0.3, 0.6, 1.0, 1.5)
+"""Values of lambda that every task-vector method may choose from."""
+
+POSITIONS = (0.2, 0.4, 0.6, 0.8)
+"""Values of t that slerp may choose from: as many as there are lambdas."""
+
+DENSITY = 0.2
+"""Share of a task vector that sparse methods keep: what the TIES paper keeps."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe and what was set in it.
+
+    Attributes:
+        setting: The value that validation decides on, for people, such as ``lambda = 0.6``.
+        recipe: The recipe.
+    """
+
+    setting: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One line of the table: a method, and the candidates that validation chooses from.
+
+    Attributes:
+        method: The merge method.
+        tasks: The tasks whose experts take part; validation looks at these alone.
+        candidates: At least one.
+    """
+
+    method: str
+    tasks: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+
+
+def contests(base: Path, experts: Mapping[str, Path]) -> list[Contest]:
+    """Every method on the same experts, each with the same number of tries.
+
+    Args:
+        base: The encoder that the experts were fine-tuned from.
+        experts: Folder of each task's expert; two or more.
+    """
+    tasks = tuple(experts)
+    folders = [str(path) for path in experts.values()]
+    ends = (tasks[0], tasks[-1])
+    return [
+        Contest("linear", tasks, (Candidate("equal weights", _linear(folders)),)),
+        _task_vectors("task_arithmetic", base, experts),
+        _task_vectors("ties", base, experts, density=DENSITY),
+        _task_vectors("dare_linear", base, experts, density=DENSITY),
+        _task_vectors("dare_ties", base, experts, density=DENSITY),
+        Contest(
+            "slerp",
+            ends,
+            tuple(
+                Candidate(f"t = {t:g}", _slerp(str(experts[ends[0]]), str(experts[ends[1]]), t))
+                for t in POSITIONS
+            ),
+        ),
+        Contest("passthrough", tasks[:1], (Candidate("a copy", _passthrough(folders[0])),)),
+    ]
+
+
+def _task_vectors(
+    method: str, base: Path, experts: Mapping[str, Path], **parameters: float
+) -> Contest:
+    return Contest(
+        method,
+        tuple(experts),
+        tuple(
+            Candidate(
+                f"lambda = {scale:g}",
+                {
+                    "merge_method": method,
+                    "base_model": str(base),
+                    "models": [
+                        {"model": str(path), "parameters": {"weight": 1.0, **parameters}}
+                        for path in experts.values()
+                    ],
+                    "parameters": {"lambda": scale},
+                },
+            )
+            for scale in SCALES
+        ),
+    )
+
+
+def _linear(folders: Sequence[str]) -> Recipe:
+    return {
+        "merge_method": "linear",
+        "models": [{"model": path, "parameters": {"weight": 1.0}} for path in folders],
+    }
+
+
+def _slerp(start: str, end: str, t: float) -> Recipe:
+    return {
+        "merge_method": "slerp",
+        "base_model": start,
+        "models": [{"model": start}, {"model": end}],
+        "parameters": {"t": t},
+    }
+
+
+def _passthrough(folder: str) -> Recipe:
+    return {"merge_method": "passthrough", "models": [{"model": folder}]}

@@ -1,0 +1,1 @@
+"""Real classification corpora that ordinary packages ship, one a file."""

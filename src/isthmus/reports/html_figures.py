@@ -1,0 +1,59 @@
+"""Figures for HTML reports: SVG text that stands in the page itself."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+from isthmus.lab.evaluate import Row
+from isthmus.lab.tables import label
+
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+"""Paul Tol's "bright" scheme, which the colour-blind can tell apart."""
+
+
+def accuracy_figure(rows: Sequence[Row], tasks: Sequence[str]) -> str:
+    """Draw normalised accuracy, a group of bars per encoder and a bar per task.
+
+    Args:
+        rows: The encoders, top to bottom.
+        tasks: The tasks, in the order of the bars.
+
+    Returns:
+        An ``<svg>`` element, the same text for the same numbers.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    height = 0.8 / len(tasks)
+    # A fixed salt and no date make the file the same on every run.
+    with rc_context({"svg.hashsalt": "isthmus", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(8.5, 0.9 + 0.42 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        for index, task in enumerate(tasks):
+            places = [place + (index - (len(tasks) - 1) / 2) * height for place in range(len(rows))]
+            values = [100 * row.normalised[task] for row in rows]
+            colour = _COLOURS[index % len(_COLOURS)]
+            axes.barh(places, values, height, label=_plain(task), color=colour)
+        axes.axvline(100, color="black", linewidth=0.8)
+        lowest = min(100 * value for row in rows for value in row.normalised.values())
+        axes.set_xlim(left=max(0, 10 * (lowest // 10) - 10))
+        axes.set_yticks(range(len(rows)), [_plain(label(row)) for row in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel("accuracy, % of the task's expert (the axis does not start at 0)")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=len(tasks), frameon=False)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return _element(buffer.getvalue())
+
+
+def _plain(text: str) -> str:
+    """A label that matplotlib takes as it is: no mathematics, no hidden legend entry."""
+    return text.replace("$", r"\$").lstrip("_")
+
+
+def _element(svg: str) -> str:
+    """The ``<svg>`` element alone, without prologue, metadata and namespace of links to outside."""
+    body = svg[svg.index("<svg") :]
+    return re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

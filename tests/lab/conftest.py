@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from isthmus.lab.settings import DemoSettings, FineTuning, Sizes
+
+
+def average(recipe: dict[str, Any], out: Path, *, overwrite: bool = False) -> None:
+    """A stand-in for `isthmus.merge`: whatever the method, the mean of the listed models."""
+    folders = [Path(model["model"]) for model in recipe["models"]]
+    shutil.copytree(folders[0], out, dirs_exist_ok=overwrite)
+    states = [load_file(folder / "model.safetensors") for folder in folders]
+    mean = {name: sum(state[name] for state in states) / len(states) for name in states[0]}
+    save_file(mean, out / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture
+def tiny() -> DemoSettings:
+    """Enough to run every line, not enough to learn anything."""
+    sizes = Sizes(train=24, validation=6, test=10, max_length=12)
+    return DemoSettings(
+        sizes={"movies": sizes, "tweets": sizes},
+        fine_tuning=FineTuning(batch_size=8, learning_rate=1e-4),
+    )
