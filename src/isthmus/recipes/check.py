@@ -127,7 +127,9 @@ class _Check:
         elif key == "layer_range":
             hint = "; it belongs to slices, which this version does not have yet"
         elif any(key == parameter.name for m in METHODS.values() for parameter in m.parameters):
-            hint = f"; it is a parameter, so write it below `parameters:`{where}"
+            hint = "; it is a parameter, so write it below `parameters:`" + (
+                " of the model" if path else ""
+            )
             self.excused.add(key)
         elif near:
             hint = f"; did you mean {near!r}?"
@@ -197,7 +199,7 @@ class _Check:
     def _entry(self, raw: Any, path: KeyPath, method: Method | None) -> ModelEntry | None:
         if not isinstance(raw, dict):
             self.problems.add(
-                path, "an entry of models must be a mapping", f"Write `model: {raw}`."
+                path, "an entry of models must be a mapping", f"Write `- model: {raw}`."
             )
             return None
         for key in raw:
@@ -267,7 +269,7 @@ class _Check:
 
     def _counts(self, method: Method, base: str | None, entries: dict[int, ModelEntry]) -> None:
         raw = self.data.get("models")
-        if not isinstance(raw, list) or len(entries) < len(raw):
+        if not raw or not isinstance(raw, list) or len(entries) < len(raw):
             return
         experts = _experts(method, base, entries)
         most = len(experts) if method.max_experts is None else method.max_experts
@@ -358,9 +360,10 @@ def _experts(
 def _count(method: Method, noun: str) -> str:
     """How many models a method takes, in words."""
     least, most = method.min_experts, method.max_experts
-    if least == most:
-        return f"exactly one {noun}" if least == 1 else f"exactly {least} {noun}s"
-    return f"at least {least} {noun}s" if most is None else f"{least} to {most} {noun}s"
+    if most not in (None, least):
+        return f"{least} to {most} {noun}s"
+    bound = "at least" if most is None else "exactly"
+    return f"{bound} one {noun}" if least == 1 else f"{bound} {least} {noun}s"
 
 
 def _sample(parameter: Parameter) -> str:

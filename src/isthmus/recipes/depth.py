@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-_INDEX = re.compile(r"(?:^|(?<=\.))[0-9]+(?=\.|$)")
+_INDEX = re.compile(r"(?:^|(?<=\.))[0-9]{1,18}(?=\.|\Z)")
 
 
 class Depths:

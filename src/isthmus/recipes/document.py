@@ -20,6 +20,11 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 MAX_REPEATS = 10_000
 """How many nodes aliases may repeat; nested aliases grow exponentially."""
 
+MAX_DEPTH = 100
+"""How many lists and mappings may lie inside each other; a recipe needs about six."""
+
+BROKEN = "this text holds half of a character (a lone surrogate)"
+
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -113,8 +118,9 @@ def _compose(text: str, name: str) -> list[Node]:
 def _syntax_error(error: yaml.MarkedYAMLError, text: str, name: str) -> RecipeError:
     mark = error.problem_mark or error.context_mark
     where = f"{name}:{mark.line + 1}" if mark else name
-    line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
-    if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in str(error.problem):
+    line = text[text.rfind("\n", 0, mark.index) + 1 :] if mark else ""
+    indentation = line[: len(line) - len(line.lstrip(" \t"))]
+    if "\t" in indentation or "'\\t'" in str(error.problem):
         return RecipeError(f"{where}: YAML forbids tabs; use spaces")
     details = ", ".join(part for part in (error.context, error.problem) if part)
     return RecipeError(f"{where}: this is not YAML: {details}")
@@ -136,6 +142,7 @@ class _Builder:
         self._repeats = 0
 
     def mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        self._check_tag(node, "map")
         self._enter(node)
         data: dict[str, Any] = {}
         for key, (key_node, value_node) in self._pairs(node).items():
@@ -146,7 +153,6 @@ class _Builder:
 
     def _value(self, node: Node, path: KeyPath) -> Any:
         if isinstance(node, MappingNode):
-            self._check_tag(node, "map")
             return self.mapping(node, path)
         if isinstance(node, SequenceNode):
             self._check_tag(node, "seq")
@@ -169,6 +175,8 @@ class _Builder:
             self._repeats += 1
             if self._repeats > MAX_REPEATS:
                 raise self._error(node, f"aliases repeat more than {MAX_REPEATS} values")
+        if len(self._open) > MAX_DEPTH:
+            raise self._error(node, "this is nested too deeply for a recipe")
         self._seen.add(id(node))
         self._open.add(id(node))
 
@@ -183,7 +191,7 @@ class _Builder:
                 continue
             if key_node.tag not in (_TAG + "str", _TAG + "value"):
                 raise self._error(key_node, "a key must be text; put it in quotes")
-            key = str(key_node.value)
+            key = self._text(key_node)
             if key in own:
                 raise self._error(
                     key_node, f"{key!r} is given twice, first on line {_line(own[key][0])}"
@@ -220,7 +228,13 @@ class _Builder:
             raise self._error(node, f"this is no {kind}") from error
         # A date is most often a revision; nothing in a recipe is a point in time.
         self._check_tag(node, "str", "timestamp", "value")
-        return str(node.value)
+        return self._text(node)
+
+    def _text(self, node: ScalarNode) -> str:
+        text = str(node.value)
+        if _is_broken(text):
+            raise self._error(node, BROKEN)
+        return text
 
     def _check_tag(self, node: Node, *kinds: str) -> None:
         if node.tag not in [_TAG + kind for kind in kinds]:
@@ -231,19 +245,31 @@ class _Builder:
         return RecipeError(f"{self._name}:{_line(node)}: {problem}")
 
 
+def _is_broken(text: str) -> bool:
+    """Whether the text has no encoding, so that no file could hold it."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _items(data: Mapping[Any, Any], name: str) -> list[tuple[str, Any]]:
     for key in data:
-        if not isinstance(key, str):
+        if not isinstance(key, str) or _is_broken(key):
             raise RecipeError(f"{name}: a key must be text, not {key!r}")
     return list(data.items())
 
 
 def _plain(value: Any, path: KeyPath, name: str) -> Any:
-    if value is None or isinstance(value, bool | str):
+    if len(path) > MAX_DEPTH:
+        raise RecipeError(f"{name}: the recipe is nested too deeply")
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        if _is_broken(value):
+            raise RecipeError(f"{name}: {BROKEN} ({show(path)})")
+        # Of a member of an enumeration, str() would be the member's name.
+        return str.__str__(value)
     if isinstance(value, Mapping):
         return {key: _plain(item, (*path, key), name) for key, item in _items(value, name)}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return [_plain(item, (*path, index), name) for index, item in enumerate(value)]
     if isinstance(value, Integral):
         return int(value)

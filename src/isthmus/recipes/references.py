@@ -48,9 +48,9 @@ def _text(raw: Any, path: KeyPath, problems: Problems) -> str | None:
     if isinstance(raw, str) and raw.strip():
         return raw.strip()
     if isinstance(raw, int | float) and not isinstance(raw, bool):
-        problems.add(path, f"a model must be text, not the number {raw!r}; put it in quotes")
+        problems.add(path, f"{path[-1]} must be text, not the number {raw!r}; put it in quotes")
     else:
-        problems.add(path, "a model must be a path or a name on the Hub")
+        problems.add(path, f"{path[-1]} must be text, not {raw!r}")
     return None
 
 
