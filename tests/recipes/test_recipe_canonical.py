@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +99,14 @@ def test_canonical_yaml_loads_as_an_equal_recipe(data):
     assert hash(again) == hash(recipe)
     assert again.to_yaml() == recipe.to_yaml()
     assert again.digest() == recipe.digest()
+
+
+@pytest.mark.parametrize(
+    "text", ["\x85", "a\u2028b", "a\r\nb\n", " x ", "on", "1e-3", "\ufeff", "\x00"]
+)
+def test_text_that_yaml_finds_hard(text):
+    recipe = load_recipe(TEXT, overrides={"name": text})
+    assert load_recipe(recipe.to_yaml()).name == text
 
 
 def test_canonical_yaml_is_readable():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -293,6 +294,21 @@ CASES = {
 def test_message(tmp_path, case):
     text, message = CASES[case]
     assert refused(tmp_path, text) == message
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "wanted"),
+    [
+        (2, None, "at least 2 models"),
+        (2, 2, "exactly 2 models"),
+        (2, 3, "2 to 3 models"),
+    ],
+)
+def test_how_many_models(monkeypatch, least, most, wanted):
+    method = replace(METHODS["linear"], min_experts=least, max_experts=most)
+    monkeypatch.setitem(METHODS, "linear", method)
+    with pytest.raises(RecipeError, match=f"linear takes {wanted}, but one is listed: a "):
+        load_recipe("merge_method: linear\nmodels: [{model: a}]\nparameters: {weight: 1}\n")
 
 
 @pytest.mark.parametrize(

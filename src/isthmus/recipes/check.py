@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from isthmus.checkpoints.dtypes import RECIPE_DTYPES
 from isthmus.methods.method import BaseUse, Method
-from isthmus.methods.parameters import Parameter, Scope
+from isthmus.methods.parameters import Scope
 from isthmus.methods.registry import METHODS
 from isthmus.recipes.document import Document, KeyPath, show
 from isthmus.recipes.problems import Problems, nearest
@@ -279,7 +279,8 @@ class _Check:
         noun = "other model" if measured else "model"
         wanted = ("base_model and " if measured else "") + _count(method, noun)
         names = ", ".join(entry.model for entry in experts.values())
-        found = f"{len(experts)} are listed: {names}" if experts else "none is listed"
+        many = {0: "none is", 1: "one is"}.get(len(experts), f"{len(experts)} are")
+        found = f"{many} listed: {names}" if experts else f"{many} listed"
         self.problems.add(("models",), f"{method.name} takes {wanted}, but {found}")
 
     def _required(
@@ -293,12 +294,12 @@ class _Check:
             name = parameter.name
             if not parameter.required or name in common or name in self.excused:
                 continue
-            example = (f"  {name}: {_sample(parameter)}",)
+            example = _example("parameters:", f"  {name}: 0.5")
             if parameter.scope is Scope.GLOBAL:
                 self.problems.add(
                     ("parameters", name),
                     f"{method.name} needs the parameter {name!r}",
-                    _example("parameters:", *example),
+                    example,
                 )
                 continue
             lacking = [
@@ -313,8 +314,7 @@ class _Check:
                     lacking[0],
                     f"{method.name} needs {name!r} for every model; it is missing for "
                     f"{places}{more}",
-                    _example("parameters:", *example)
-                    + "\n  below each of them, or at the top level once for all.",
+                    example + "\n  below each of them, or at the top level once for all.",
                 )
 
     def _wrong_types(self, error: ValidationError) -> None:
@@ -364,13 +364,6 @@ def _count(method: Method, noun: str) -> str:
         return f"{least} to {most} {noun}s"
     bound = "at least" if most is None else "exactly"
     return f"{bound} one {noun}" if least == 1 else f"{bound} {least} {noun}s"
-
-
-def _sample(parameter: Parameter) -> str:
-    """A value to show, inside the parameter's range."""
-    if parameter.choices:
-        return parameter.choices[0]
-    return "true" if parameter.kind is bool else "0.5"
 
 
 def _example(*lines: str) -> str:

@@ -16,6 +16,17 @@ from isthmus.methods.registry import get_method
 from isthmus.recipes.settings import Setting
 
 
+class _Dumper(yaml.SafeDumper):
+    """Escapes line breaks of every kind; PyYAML loses the rarer ones in other styles of text."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = None if text.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -120,8 +131,9 @@ class Recipe(_Strict):
     def to_yaml(self) -> str:
         """YAML that loads as an equal recipe; equal recipes have the same text."""
         return str(
-            yaml.safe_dump(
+            yaml.dump(
                 self.canonical(),
+                Dumper=_Dumper,
                 sort_keys=False,
                 allow_unicode=True,
                 default_flow_style=None,
