@@ -108,7 +108,7 @@ class Adapter:
                 raise CheckpointError(
                     f"{label} holds {stored!r}, which is no part of a plain LoRA adapter", _CURE
                 )
-            else:
+            elif ".original_module." not in name:  # the base's own tensor, kept for comparison
                 plain = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
                 self.replaced[plain] = info
         self.updates = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.checkpoints.base import SourceFile
-from isthmus.checkpoints.dtypes import Dtype
+from isthmus.checkpoints.dtypes import Dtype, decode
 from isthmus.checkpoints.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, parse_header
 from isthmus.checkpoints.tensor_file import TensorFile, check_range
 from isthmus.errors import CheckpointError
@@ -25,7 +25,7 @@ from isthmus.typing import FloatArray, StorageArray
 
 # Other formats are read piece by piece through a scratch buffer that stays in the processor's
 # cache between being filled and being decoded.
-_SCRATCH_BYTES = 1 << 18
+_SCRATCH_BYTES = 1 << 17
 _scratch = threading.local()
 
 
@@ -97,7 +97,7 @@ class SafetensorsFile(TensorFile):
             piece = out[begin : begin + step]
             stored = scratch[: piece.size * storage.itemsize]
             self._fill(stored, position + begin * storage.itemsize, name)
-            np.copyto(piece, stored.view(storage), casting="unsafe")
+            decode(stored.view(storage), piece)
 
     def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
         """Copy a range as stored; see `TensorFile`."""

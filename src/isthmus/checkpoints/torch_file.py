@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from isthmus.checkpoints.base import SourceFile, TensorInfo
-from isthmus.checkpoints.dtypes import Dtype
+from isthmus.checkpoints.dtypes import Dtype, decode
 from isthmus.checkpoints.safetensors_file import open_regular
 from isthmus.checkpoints.tensor_file import TensorFile, check_range
 from isthmus.errors import CheckpointError
@@ -116,7 +114,7 @@ class TorchFile(TensorFile):
 
     def read(self, name: str, start: int, out: FloatArray) -> None:
         """Decode a range; see `TensorFile`."""
-        np.copyto(out, self._view(name, start, start + out.size), casting="unsafe")
+        decode(self._view(name, start, start + out.size), out)
 
     def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
         """Copy a range as stored; see `TensorFile`."""

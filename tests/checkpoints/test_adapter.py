@@ -1,0 +1,381 @@
+"""LoRA adapters: PEFT's own merge is the oracle."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from files import numbers, save
+from safetensors.numpy import load_file
+
+from isthmus.checkpoints import Checkpoint, Dtype, adapted, open_adapter, open_checkpoint
+from isthmus.errors import CheckpointError
+
+
+def gpt2() -> torch.nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    # Square attention weights, stored inputs first.
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=50, n_embd=32, n_head=2, n_layer=2, n_positions=16, bos_token_id=0, eos_token_id=0
+        )
+    )  # fmt: skip
+
+
+def llama(**more: Any) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=2, **more,
+        )
+    )  # fmt: skip
+
+
+def tied_llama() -> torch.nn.Module:
+    return llama(tie_word_embeddings=True)
+
+
+def bert() -> torch.nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2
+        )
+    )  # fmt: skip
+
+
+def train(make: Any, folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Path:
+    """A base, an adapter of random numbers, and the two merged by PEFT."""
+    import peft
+
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    model.save_pretrained(folder / "base")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(**settings))
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    wrapped.save_pretrained(folder / "adapter")
+    merged = wrapped.merge_and_unload()
+    merged.save_pretrained(folder / "merged")
+    return folder
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "linear": (
+        llama,
+        {"target_modules": ["q_proj", "up_proj", "down_proj"], "r": 3, "lora_alpha": 7},
+    ),
+    "all linear": (llama, {"target_modules": "all-linear"}),
+    "rank-stabilised": (llama, {"target_modules": ["q_proj"], "r": 9, "use_rslora": True}),
+    "patterns": (
+        llama,
+        {
+            "target_modules": ["q_proj", "k_proj", "down_proj"],
+            "rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.down_proj": 5, "proj": 7},
+            "alpha_pattern": {"model.layers.0.self_attn.k_proj": 3, "down_proj": 5},
+            "lora_alpha": 16,
+        },
+    ),
+    "embedding": (llama, {"target_modules": ["embed_tokens", "lm_head"], "r": 4, "lora_alpha": 3}),
+    "tied embedding": (tied_llama, {"target_modules": ["embed_tokens"], "r": 4}),
+    "Conv1D": (gpt2, {"target_modules": ["c_attn", "c_proj", "c_fc"], "r": 4, "lora_alpha": 7}),
+    "Conv1D and embedding": (gpt2, {"target_modules": ["wte", "c_proj"], "r": 3}),
+    "whole modules": (
+        llama,
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "norm"]},
+    ),
+    "a head": (bert, {"target_modules": ["query"], "task_type": "SEQ_CLS"}),
+    "all biases": (bert, {"target_modules": ["query"], "task_type": "SEQ_CLS", "bias": "all"}),
+    "LoRA's biases": (bert, {"target_modules": ["query", "dense"], "bias": "lora_only"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "settings"), CASES.values(), ids=CASES)
+def test_peft_merges_to_the_same_numbers(
+    tmp_path: Path, make: Any, settings: dict[str, Any]
+) -> None:
+    train(make, tmp_path, **settings)
+    ours = open_checkpoint(f"{tmp_path}/base+{tmp_path}/adapter")
+    base = open_checkpoint(str(tmp_path / "base"))
+    merged = open_checkpoint(str(tmp_path / "merged"))
+    assert dict(ours.tensors) == dict(merged.tensors)
+    assert ours.config == base.config
+    changed = 0
+    for name in merged.tensors:
+        expected = numbers(merged, name)
+        np.testing.assert_allclose(
+            numbers(ours, name), expected, rtol=0, atol=1e-6 * abs(expected).max()
+        )
+        changed += not np.array_equal(expected, numbers(base, name))
+    assert changed >= len(open_adapter(tmp_path / "adapter").updates)
+    assert {source.path.name for source in ours.sources} == {
+        "model.safetensors",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
+def test_bfloat16_adapters_are_added_before_rounding(tmp_path: Path) -> None:
+    train(llama, tmp_path, torch.bfloat16, target_modules=["q_proj"])
+    ours = open_checkpoint(f"{tmp_path}/base+{tmp_path}/adapter")
+    factors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    a, b = (factors[f"base_model.model.{name}.lora_{x}.weight"].astype(np.float64) for x in "AB")
+    base = numbers(open_checkpoint(str(tmp_path / "base")), f"{name}.weight", np.float64)
+    exact = base + b @ a
+    info = ours.tensors[f"{name}.weight"]
+    assert info.dtype is Dtype.BF16
+    np.testing.assert_allclose(numbers(ours, info.name, np.float64), exact, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(numbers(ours, info.name), exact, rtol=0, atol=1e-5)
+    stored = ours.read_stored(info.name, 5, 500)
+    np.testing.assert_array_equal(
+        stored, numbers(ours, info.name).reshape(-1)[5:500].astype(info.dtype.storage)
+    )
+    other = "model.norm.weight"
+    assert ours.read_stored(other, 3, 9).dtype == Dtype.BF16.storage
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(llama, tmp_path_factory.mktemp("llama"), target_modules=["q_proj", "down_proj"])
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def together(folder: Path) -> Checkpoint:
+    return open_checkpoint("base+adapter", root=folder)
+
+
+def edit(folder: Path, **settings: Any) -> None:
+    path = folder / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    path = folder / "adapter" / "adapter_model.safetensors"
+    tensors = dict(load_file(path))
+    change(tensors)
+    save(path, tensors)
+
+
+@pytest.mark.parametrize("block", [1, 100, 1 << 17])
+def test_a_number_does_not_depend_on_the_range_it_is_read_in(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(adapted, "_BLOCK_ELEMENTS", block)
+    checkpoint = together(trained)
+    name = "model.layers.0.mlp.down_proj.weight"
+    whole = numbers(checkpoint, name).reshape(-1)
+    generator = np.random.default_rng(0)
+    for _ in range(100):
+        start, stop = sorted(generator.integers(0, whole.size + 1, 2))
+        out = np.empty(stop - start, np.float32)
+        checkpoint.read(name, int(start), out)
+        np.testing.assert_array_equal(out, whole[start:stop])
+    with pytest.raises(IndexError):
+        checkpoint.read(name, whole.size - 1, np.empty(2, np.float32))
+
+
+def test_the_parts_of_an_adapter(trained: Path) -> None:
+    adapter = open_adapter(trained / "adapter")
+    update = adapter.updates["model.layers.1.mlp.down_proj"]
+    assert (update.rank, update.shape, update.scaling) == (8, (32, 48), 1.0)
+    assert adapter.factor(update.a, np.dtype(np.float32)).shape == (8, 48)
+    adapter.close()
+    adapter.close()
+
+
+def test_torch_files_and_prefixes(copy: Path) -> None:
+    path = copy / "adapter" / "adapter_model.safetensors"
+    expected = numbers(together(copy), "model.layers.0.self_attn.q_proj.weight")
+    torch.save(
+        {k: torch.from_numpy(v) for k, v in load_file(path).items()}, path.with_suffix(".bin")
+    )
+    path.unlink()
+    base = copy / "base" / "model.safetensors"
+    save(base, {name.removeprefix("model."): array for name, array in load_file(base).items()})
+    bare = together(copy)
+    np.testing.assert_array_equal(numbers(bare, "layers.0.self_attn.q_proj.weight"), expected)
+
+
+def test_two_adapters_one_after_the_other(copy: Path) -> None:
+    once = together(copy)
+    twice = open_checkpoint("base+adapter+adapter", root=copy)
+    base = open_checkpoint("base", root=copy)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    zero, one, two = (numbers(model, name, np.float64) for model in (base, once, twice))
+    np.testing.assert_allclose(two - one, one - zero, atol=1e-12)
+    assert twice.label == "base+adapter+adapter"
+    twice.close()
+    twice.close()
+
+
+def test_a_folder_with_a_plus_in_its_name(copy: Path) -> None:
+    (copy / "base").rename(copy / "a+b")
+    assert open_checkpoint("a+b", root=copy).path.name == "a+b"
+    assert open_checkpoint("a+b+adapter", root=copy).label == "a+b+adapter"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peft_type": "IA3"}, "is an adapter of the kind IA3"),
+        ({"peft_type": None}, "is an adapter of the kind None"),
+        ({"use_dora": True}, "uses DoRA"),
+        ({"lora_bias": True}, "uses LoRA with biases of its own"),
+        ({"target_parameters": ["experts"]}, "bare parameters"),
+        ({"trainable_token_indices": [1]}, "trainable tokens"),
+        ({"layer_replication": [[0, 1]]}, "layer replication"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "init_lora_weights='pissa_niter_4', which changes",
+        ),
+        ({"init_lora_weights": "olora"}, "changes the base model too"),
+        ({"r": 4}, "have shapes .* says that their rank is 4"),
+        ({"r": 0}, "r in adapter_config.json is 0"),
+        ({"r": "8"}, "r in adapter_config.json is '8'"),
+        ({"lora_alpha": None}, "lora_alpha in adapter_config.json is None"),
+        (
+            {"rank_pattern": {"(": 1}},
+            "rank_pattern in adapter_config.json is not a map of patterns",
+        ),
+        ({"alpha_pattern": [1]}, "alpha_pattern in adapter_config.json is not a map of patterns"),
+    ],
+)
+def test_adapters_that_cannot_be_applied(
+    copy: Path, settings: dict[str, Any], message: str
+) -> None:
+    edit(copy, **settings)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_adapter(copy / "adapter", label="adapter")
+    assert "adapter" in caught.value.problem
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def lose_half(tensors: dict[str, np.ndarray]) -> None:
+    del tensors[f"{Q}.lora_B.weight"]
+
+
+def add_magnitude(tensors: dict[str, np.ndarray]) -> None:
+    tensors[f"{Q}.lora_magnitude_vector"] = np.ones(32, np.float32)
+
+
+def convolve(tensors: dict[str, np.ndarray]) -> None:
+    for x in "AB":
+        tensors[f"{Q}.lora_{x}.weight"] = tensors[f"{Q}.lora_{x}.weight"][..., None, None].copy()
+
+
+def widen(tensors: dict[str, np.ndarray]) -> None:
+    tensors[f"{Q}.lora_B.weight"] = np.ones((31, 8), np.float32)
+
+
+def invent(tensors: dict[str, np.ndarray]) -> None:
+    for x in "AB":
+        tensors[f"{Q}x.lora_{x}.weight"] = tensors[f"{Q}.lora_{x}.weight"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lose_half, "holds lora_A of .*q_proj without its other half"),
+        (add_magnitude, "lora_magnitude_vector', which is no part of a plain LoRA"),
+        (convolve, "LoRA on convolutions"),
+        (widen, r"by a matrix of shape \[31, 32\], but '.*' is \[32, 32\] in F32 in base"),
+        (invent, r"changes .*q_projx, but base has no tensor '.*q_projx.weight'"),
+    ],
+)
+def test_weights_that_do_not_fit(copy: Path, change: Any, message: str) -> None:
+    rewrite(copy, change)
+    with pytest.raises(CheckpointError, match=message):
+        together(copy)
+
+
+def test_folders_that_are_no_adapters(copy: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json cannot be read"):
+        open_checkpoint("base+base", root=copy)
+    with pytest.raises(CheckpointError, match="there is no model at adaptor") as caught:
+        open_checkpoint("base+adaptor", root=copy)
+    assert caught.value.cure == "Near it: adapter."
+    (copy / "adapter" / "adapter_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"neither adapter_model\.safetensors nor"):
+        together(copy)
+    with pytest.raises(CheckpointError, match="is an adapter, not a model"):
+        open_checkpoint("adapter", root=copy)
+
+
+def test_a_new_tensor_is_noted(copy: Path) -> None:
+    rewrite(
+        copy, lambda t: t.update({"base_model.model.score.weight": np.ones((2, 32), np.float32)})
+    )
+    checkpoint = together(copy)
+    assert checkpoint.tensors["score.weight"].shape == (2, 32)
+    assert numbers(checkpoint, "score.weight").all()
+    assert checkpoint.read_stored("score.weight", 0, 3).tolist() == [1, 1, 1]
+    assert "score.weight comes from the adapter adapter" in checkpoint.notes[-1]
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tied_llama, tmp_path_factory.mktemp("tied"), target_modules=["q_proj"])
+
+
+HEAD, EMBEDDING = "base_model.model.lm_head.weight", "base_model.model.model.embed_tokens.weight"
+ONES, TWOS = np.ones((64, 32), np.float32), np.full((64, 32), 2, np.float32)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize(
+    ("extra", "together_", "fits"),
+    [
+        ({HEAD: ONES, EMBEDDING: ONES}, False, True),
+        ({HEAD: ONES, EMBEDDING: TWOS}, False, False),
+        ({HEAD: ONES, EMBEDDING: ONES[:60]}, False, False),
+        ({HEAD: ONES}, False, False),
+        ({EMBEDDING: ONES}, True, True),
+    ],
+)
+def test_tied_embeddings_stay_tied_or_are_refused(
+    tied: Path, tmp_path: Path, stored: bool, extra: Any, together_: bool, fits: bool
+) -> None:
+    shutil.copytree(tied, tmp_path / "copy")
+    base = tmp_path / "copy" / "base" / "model.safetensors"
+    if stored:
+        tensors = load_file(base)
+        save(base, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
+    edit(tmp_path / "copy", ensure_weight_tying=together_)
+    rewrite(tmp_path / "copy", lambda tensors: tensors.update(extra))
+    if fits:
+        checkpoint = together(tmp_path / "copy")
+        assert "lm_head.weight" not in checkpoint.tensors
+        assert (numbers(checkpoint, "model.embed_tokens.weight") == 1).all()
+    else:
+        with pytest.raises(CheckpointError, match=r"ties lm_head\.weight to model\.embed"):
+            together(tmp_path / "copy")
+
+
+def test_an_update_of_a_tied_head_is_refused(tied: Path, tmp_path: Path) -> None:
+    shutil.copytree(tied, tmp_path / "copy")
+    base = tmp_path / "copy" / "base" / "model.safetensors"
+    tensors = load_file(base)
+    save(base, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
+    head = "base_model.model.lm_head"
+    factors = {f"{head}.lora_A.weight": np.ones((8, 32)), f"{head}.lora_B.weight": np.ones((64, 8))}
+    rewrite(tmp_path / "copy", lambda tensors: tensors.update(factors))
+    with pytest.raises(CheckpointError, match="changes lm_head, which base ties to"):
+        together(tmp_path / "copy")
