@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from files import numbers, save
 from safetensors.numpy import load_file
 
 from isthmus.checkpoints import Checkpoint, Dtype, adapted, open_adapter, open_checkpoint
 from isthmus.errors import CheckpointError
+
+from .files import numbers, save
 
 
 def gpt2() -> torch.nn.Module:

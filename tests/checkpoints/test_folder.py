@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from files import numbers, packaged, raw_safetensors, save
 
 from isthmus.checkpoints import open_checkpoint
 from isthmus.errors import CheckpointError
+
+from .files import numbers, packaged, raw_safetensors, save
 
 INDEX = "model.safetensors.index.json"
 
@@ -109,6 +110,14 @@ def test_the_index_decides_between_two_shards(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(tmp_path))
     assert numbers(checkpoint, "a")[0, 0] == 1
     assert "a lies in two.safetensors too" in checkpoint.notes[0]
+
+
+def test_a_name_tied_in_one_shard_and_stored_in_another_is_stored(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    save(tmp_path / "one.safetensors", {"a": value(1)}, metadata={"b": "a"})
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert list(checkpoint.tensors) == ["a", "b"]
+    assert not checkpoint.tied
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])

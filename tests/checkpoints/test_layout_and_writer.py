@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import safetensors
 import torch
-from files import numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.checkpoints import Dtype, ShardLayout, ShardWriter, TensorInfo, open_checkpoint
 from isthmus.checkpoints.safetensors_file import SafetensorsFile
 from isthmus.errors import OutputError, PlanError
+
+from .files import numbers
 
 
 def info(name: str, *shape: int, dtype: Dtype = Dtype.F32) -> TensorInfo:

@@ -1,10 +1,11 @@
 """Prefixes that one model's names carry and another's lack."""
 
-from files import packaged
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.checkpoints import align_names, open_checkpoint
+
+from .files import packaged
 
 
 def test_prefixes_added_removed_and_exchanged() -> None:

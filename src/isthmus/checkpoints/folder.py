@@ -68,7 +68,7 @@ class FileCheckpoint(Checkpoint):
         self.tied = {
             name: tied.get(kept, kept)
             for name, kept in (shared | tied).items()
-            if tied.get(kept, kept) in self.tensors
+            if name not in self.tensors and tied.get(kept, kept) in self.tensors
         }
         self.notes = (
             *notes,

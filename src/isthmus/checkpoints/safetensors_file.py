@@ -78,7 +78,7 @@ class SafetensorsFile(TensorFile):
         self.tied = {
             name: kept
             for name, kept in header.metadata.items()
-            if kept in header.tensors and name not in header.tensors
+            if kept in header.tensors and name not in header.tensors and name != "format"
         }
         self.notes = ()
 

@@ -22,7 +22,6 @@ OUTPUT_EMBEDDINGS = (
     "lm_head.weight",
     "lm_head.decoder.weight",
     "embed_out.weight",
-    "cls.predictions.decoder.weight",
     "predictions.decoder.weight",
     "generator_lm_head.weight",
     "vocab_projector.weight",

@@ -10,24 +10,20 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from isthmus.checkpoints.base import SourceFile, TensorInfo
-from isthmus.checkpoints.dtypes import Dtype, decode
+from isthmus.checkpoints.base import SourceFile
+from isthmus.checkpoints.dtypes import decode
 from isthmus.checkpoints.safetensors_file import open_regular
-from isthmus.checkpoints.tensor_file import TensorFile, check_range
+from isthmus.checkpoints.tensor_file import TensorFile
+from isthmus.checkpoints.torch_tensors import TensorTable
 from isthmus.errors import CheckpointError
 from isthmus.typing import FloatArray, StorageArray
-
-if TYPE_CHECKING:
-    import torch
 
 # Where trainers put the state dict, in the order in which they are tried.
 _STATE_KEYS = ("state_dict", "model_state_dict", "model", "module")
 
 _ZIP_SIGNATURE = b"PK\x03\x04"
-
-_DTYPES = {dtype.torch_name: dtype for dtype in Dtype}
 
 
 class TorchFile(TensorFile):
@@ -58,59 +54,14 @@ class TorchFile(TensorFile):
             notes.append(
                 f"{path.name} is in torch's format of before 2020: all of it is in memory."
             )
-        self._collect(state, notes)
+        self._table = TensorTable(state, str(path))
+        self.tensors = self._table.tensors
+        self.tied = self._table.tied
+        if self._table.others:
+            notes.append(
+                f"{path.name}: left out what is no tensor: {', '.join(self._table.others)}."
+            )
         self.notes = tuple(notes)
-
-    def _collect(self, state: Mapping[Any, Any], notes: list[str]) -> None:
-        import torch
-
-        self._tensors: dict[str, torch.Tensor] = {}
-        infos: dict[str, TensorInfo] = {}
-        tied: dict[str, str] = {}
-        others = []
-        kept: dict[tuple[Any, ...], str] = {}
-        for name, tensor in state.items():
-            if not isinstance(tensor, torch.Tensor):
-                others.append(str(name))
-                continue
-            if not isinstance(name, str):
-                raise CheckpointError(f"{self.path}: a tensor is named {name!r}, which is no text")
-            info = self._describe(name, tensor)
-            # Views of one storage that cover the same elements in the same order are one tensor.
-            identity = (
-                tensor.untyped_storage().data_ptr(),
-                tensor.storage_offset(),
-                tensor.dtype,
-                tensor.shape,
-                tensor.stride(),
-            )
-            if info.numel and identity in kept:
-                tied[name] = kept[identity]
-                continue
-            kept[identity] = name
-            infos[name] = info
-            self._tensors[name] = tensor.detach()
-        self.tensors, self.tied = infos, tied
-        if others:
-            notes.append(f"{self.path.name}: left out what is no tensor: {', '.join(others)}.")
-
-    def _describe(self, name: str, tensor: torch.Tensor) -> TensorInfo:
-        import torch
-
-        where = f"{self.path}: tensor {name!r}"
-        if tensor.is_quantized:
-            raise CheckpointError(f"{where} is quantised", "Dequantise the model first.")
-        if tensor.layout != torch.strided:
-            raise CheckpointError(f"{where} is sparse", "Save it with .to_dense() first.")
-        if tensor.device.type == "meta":
-            raise CheckpointError(f"{where} has no numbers: it was saved from the meta device")
-        dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
-        if dtype is None:
-            raise CheckpointError(
-                f"{where} has the number format {tensor.dtype}, which Isthmus does not know",
-                f"It reads {', '.join(_DTYPES)}. Convert the model to one of these first.",
-            )
-        return TensorInfo(name, dtype, tuple(tensor.shape))
 
     def read(self, name: str, start: int, out: FloatArray) -> None:
         """Decode a range; see `TensorFile`."""
@@ -122,14 +73,11 @@ class TorchFile(TensorFile):
 
     def close(self) -> None:
         """Release the file. Closing twice is allowed."""
-        self._tensors = {}
+        self._table.clear()
 
     def _view(self, name: str, start: int, stop: int) -> StorageArray:
-        """Elements `start : stop`, in the file's own pages where the tensor is contiguous."""
-        info = self.tensors[name]
-        check_range(info, start, stop)
         self._check_unchanged()
-        return _as_numpy(_flat_range(self._tensors[name], start, stop), info.dtype)
+        return self._table.view(name, start, stop)
 
     def _check_unchanged(self) -> None:
         # Reading mapped pages that a shortened file no longer has would kill the process.
@@ -186,25 +134,3 @@ def _find_state(value: Any, path: Path) -> Mapping[Any, Any]:
             f"Save model.state_dict(), or put it under one of {', '.join(_STATE_KEYS)}.",
         )
     return value
-
-
-def _flat_range(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Elements `start : stop` in reading order, copying no more than the rows they touch."""
-    if tensor.is_contiguous():
-        return tensor.view(-1)[start:stop]
-    row = tensor.numel() // tensor.shape[0]
-    first = start // row
-    rows = tensor[first : -(-stop // row)].reshape(-1)
-    return rows[start - first * row : stop - first * row]
-
-
-def _as_numpy(tensor: torch.Tensor, dtype: Dtype) -> StorageArray:
-    """The same memory as a numpy array; numpy lacks bfloat16 and float8, so by way of integers."""
-    import torch
-
-    if dtype is Dtype.BF16:
-        tensor = tensor.view(torch.int16)
-    elif dtype in (Dtype.F8_E4M3, Dtype.F8_E5M2):
-        tensor = tensor.view(torch.uint8)
-    array: StorageArray = tensor.numpy().view(dtype.storage)
-    return array
