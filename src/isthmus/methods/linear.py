@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from isthmus.methods.method import BaseUse, Chunk, Combine, Method, Settings, TensorStream
 from isthmus.methods.parameters import Parameter, Scope
-from isthmus.methods.weighted import numbers, shares, weighted_sum
+from isthmus.methods.weighted import divisor, numbers, weighted_sum
 from isthmus.typing import Array
 
 
@@ -16,21 +16,20 @@ class Linear(Method):
 
     def check(self, settings: Settings) -> None:
         """Weights that are normalised must not sum to zero."""
-        _weights(settings)
+        divisor(numbers(settings, "weight"), normalize=bool(settings.shared["normalize"]))
 
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:  # noqa: ARG002
         """Nothing depends on the whole tensor."""
-        weights = _weights(settings)
+        weights = numbers(settings, "weight")
+        total = divisor(weights, normalize=bool(settings.shared["normalize"]))
 
         def combine(chunk: Chunk) -> Array:
-            return weighted_sum(chunk.experts, weights)
+            merged = weighted_sum(chunk.experts, weights)
+            if total != 1:
+                merged /= total
+            return merged
 
         return combine
-
-
-def _weights(settings: Settings) -> list[float]:
-    weights = numbers(settings, "weight")
-    return shares(weights) if settings.shared["normalize"] else weights
 
 
 LINEAR = Linear(

@@ -73,7 +73,7 @@ class Parameter:
         # YAML 1.1 reads 1e-3 as a string; people mean the number.
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if isinstance(value, bool) or not math.isfinite(number):
             raise MethodError(f"{self.name} must be a finite number, not {value!r}")

@@ -14,7 +14,7 @@ from isthmus.methods.method import BaseUse, Chunk, Combine, Method, Reach, Setti
 from isthmus.methods.parameters import Parameter, Scope
 from isthmus.methods.rescale import l1_factors, rescaled
 from isthmus.methods.sparsify import Sparsifier, Sparsify, keep_all, keep_largest, keep_random
-from isthmus.methods.weighted import numbers, shares, weighted_sum
+from isthmus.methods.weighted import divisor, numbers, weighted_sum
 from isthmus.typing import Array
 
 
@@ -32,12 +32,12 @@ class TaskVectors(Method):
 
     def check(self, settings: Settings) -> None:
         """Weights that are normalised must not sum to zero."""
-        self._weights(settings)
+        self._divisor(settings)
 
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:
         """Read thresholds and norms."""
-        weights = self._weights(settings)
-        scale = float(cast("float", settings.shared["lambda"]))
+        weights = numbers(settings, "weight")
+        factor = float(cast("float", settings.shared["lambda"])) / self._divisor(settings)
         mean = bool(settings.shared["normalize"])
         sparsify = self._sparsify(Deltas(tensor), settings)
 
@@ -48,16 +48,17 @@ class TaskVectors(Method):
                 if self.consensus
                 else weighted_sum(rows, weights)
             )
-            merged *= scale
+            if factor != 1:
+                merged *= factor
             merged += chunk.base
             return merged
 
         return combine
 
-    def _weights(self, settings: Settings) -> list[float]:
-        weights = numbers(settings, "weight")
+    def _divisor(self, settings: Settings) -> float:
         # With a consensus the divisor is the weight of those that agree, entry by entry.
-        return shares(weights) if settings.shared["normalize"] and not self.consensus else weights
+        normalize = bool(settings.shared["normalize"]) and not self.consensus
+        return divisor(numbers(settings, "weight"), normalize=normalize)
 
     def _sparsify(self, deltas: Deltas, settings: Settings) -> Sparsify:
         densities = numbers(settings, "density")

@@ -15,19 +15,21 @@ def numbers(settings: Settings, name: str) -> list[float]:
     return [float(cast("float", value)) for value in settings.per_expert[name]]
 
 
-def shares(weights: Sequence[float]) -> list[float]:
-    """The weights divided by their sum.
+def divisor(weights: Sequence[float], *, normalize: bool) -> float:
+    """What the weighted sum is divided by: the sum of the weights, or 1.
 
     Raises:
-        MethodError: if they sum to zero.
+        MethodError: if the weights shall be normalised and sum to zero.
     """
+    if not normalize:
+        return 1.0
     total = sum(weights)
     if total == 0:
         raise MethodError(
             "the weights sum to zero, so they cannot be normalised",
             "Change a weight, or set normalize: false for the plain weighted sum.",
         )
-    return [weight / total for weight in weights]
+    return total
 
 
 def weighted_sum(stack: Array, weights: Sequence[float]) -> Array:
