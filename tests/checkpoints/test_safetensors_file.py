@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from isthmus.checkpoints.dtypes import Dtype
+from isthmus.checkpoints.dtypes import Dtype, decode
 from isthmus.checkpoints.safetensors_file import SafetensorsFile
 from isthmus.errors import CheckpointError
 
@@ -310,3 +310,13 @@ def test_metadata_that_happens_to_name_a_tensor(tmp_path: Path) -> None:
         tmp_path / "m.safetensors", {"pt": np.zeros(2, np.float32)}, metadata={"format": "pt"}
     )
     assert SafetensorsFile(path).tied == {}
+
+
+@pytest.mark.parametrize("dtype", [Dtype.F16, Dtype.F8_E4M3, Dtype.F8_E5M2])
+def test_tables_decode_every_code_as_numpy_does(dtype: Dtype) -> None:
+    bits = 8 * dtype.itemsize
+    codes = np.tile(np.arange(1 << bits, dtype=f"u{dtype.itemsize}"), 3)
+    out = np.empty(codes.size, np.float32)
+    decode(codes.view(dtype.storage), out)
+    expected = codes.view(dtype.storage).astype(np.float32)
+    np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))

