@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -285,7 +286,14 @@ def _notes(recipe: Recipe, models: Sequence[Checkpoint], matching: Matching) -> 
     for model in models:
         yield from (f"{model.label}: {note}" for note in model.notes)
     donor, *others = models
+    for text in _unused_filters(recipe, donor.tensors):
+        yield f"no tensor's name contains the filter {text!r}, so it has no effect"
     for other in others:
+        if recipe.base_model is not None and donor.sources and _files(other) == _files(donor):
+            yield (
+                f"{other.label} is the base model under another name: its task vector is zero. "
+                "Name it as base_model does, and it is not counted among the experts."
+            )
         count = differing_tokens(donor, other)
         if count:
             yield (
@@ -299,6 +307,23 @@ def _notes(recipe: Recipe, models: Sequence[Checkpoint], matching: Matching) -> 
         yield f"taken from the donor, {reason}: {_some(names)}"
     for label, dropped in matching.dropped.items():
         yield f"{label}: not in the donor, left out: {_some(dropped)}"
+
+
+def _files(model: Checkpoint) -> list[Path]:
+    return [source.path.resolve() for source in model.sources]
+
+
+def _unused_filters(recipe: Recipe, names: Iterable[str]) -> list[str]:
+    """Filters that let no tensor through: misspelt, most likely."""
+    groups = [recipe.parameters, *(entry.parameters for entry in recipe.models)]
+    filters = {
+        rule.filter: None
+        for parameters in groups
+        for setting in parameters.values()
+        for rule in setting.rules
+        if rule.filter is not None
+    }
+    return [text for text in filters if not any(text in name for name in names)]
 
 
 def _some(names: Sequence[str], count: int = 4) -> str:
