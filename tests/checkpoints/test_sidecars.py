@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.checkpoints import Dtype, copy_sidecars, open_checkpoint
 from isthmus.checkpoints.sidecars import with_dtype
-from isthmus.errors import CheckpointError
+from isthmus.errors import CheckpointError, OutputError
 
 from .files import packaged, save
 
@@ -127,5 +127,30 @@ def test_the_config_states_the_output_format(model: Path, output: Path, key: str
     assert "ä" in written
 
 
-def test_a_config_without_a_format_gets_none() -> None:
-    assert with_dtype({"a": 1, "dtype": None}, Dtype.F16) == {"a": 1, "dtype": None}
+def test_a_config_without_a_format_gets_one() -> None:
+    assert with_dtype({"a": {"dtype": 1}}, Dtype.F16) == {
+        "a": {"dtype": 1},
+        "torch_dtype": "float16",
+    }
+    assert with_dtype({"dtype": None}, Dtype.F16) == {"dtype": "float16"}
+    assert with_dtype({"dtype": "x", "b_config": {}}, Dtype.F64) == {
+        "dtype": "float64",
+        "b_config": {},
+    }
+
+
+def test_what_cannot_be_read_or_written(model: Path, output: Path, monkeypatch) -> None:
+    (model / "config.json").write_text("{}")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "rag.jinja").write_text("")
+    source = open_checkpoint(str(model))
+    (output / "additional_chat_templates").write_text("in the way")
+    with pytest.raises(OutputError, match="additional_chat_templates cannot be made"):
+        copy_sidecars(source, output, None)
+
+    def fail(_: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read: Input/output error"):
+        copy_sidecars(source, output, None)

@@ -100,7 +100,9 @@ def encode(values: StorageArray, dtype: Dtype) -> StorageArray:
     Returns:
         Array of the same shape in `dtype.storage`.
     """
-    return values.astype(dtype.storage, copy=False)
+    # What overflows becomes infinite or NaN, and whoever merges looks for that.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(dtype.storage, copy=False)
 
 
 def decode(stored: StorageArray, out: FloatArray) -> None:

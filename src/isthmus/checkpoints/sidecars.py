@@ -47,7 +47,7 @@ _PATTERNS = (
     "USE_POLICY*",
 )
 _TEMPLATES = "additional_chat_templates"
-_DTYPE_KEYS = ("dtype", "torch_dtype")
+_DTYPE_KEYS = frozenset({"dtype", "torch_dtype"})
 
 
 def is_sidecar(name: str) -> bool:
@@ -88,6 +88,9 @@ def copy_sidecars(source: Checkpoint, destination: Path, dtype: Dtype | None) ->
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
         if name == MODEL_CONFIG and dtype is not None:
             config = with_dtype(read_json(path), dtype)
+            if not config.keys() & _DTYPE_KEYS:
+                # Without it some versions of transformers load all weights as float32.
+                config["torch_dtype"] = dtype.torch_name
             content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
         target = destination / name
         try:
@@ -101,14 +104,22 @@ def copy_sidecars(source: Checkpoint, destination: Path, dtype: Dtype | None) ->
 def with_dtype(config: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:
     """A configuration that states another number format, for a model and the models in it.
 
-    Transformers wrote `torch_dtype` and now writes `dtype`; whichever is there is kept.
+    Transformers wrote `torch_dtype` and now writes `dtype`; whichever is there is kept, and
+    `torch_dtype`, which all of its versions read, is added where neither is.
     """
+    changed = _replace_dtype(config, dtype)
+    if not any(key in changed for key in _DTYPE_KEYS):
+        changed["torch_dtype"] = dtype.torch_name
+    return changed
+
+
+def _replace_dtype(config: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:
     changed = dict(config)
     for key, value in config.items():
-        if key in _DTYPE_KEYS and isinstance(value, str):
+        if key in _DTYPE_KEYS:
             changed[key] = dtype.torch_name
         elif key.endswith("_config") and isinstance(value, Mapping):
-            changed[key] = with_dtype(value, dtype)
+            changed[key] = _replace_dtype(value, dtype)
     return changed
 
 
