@@ -11,7 +11,7 @@ from isthmus.checkpoints import open_checkpoint
 from isthmus.checkpoints.hub import is_hub_reference
 from isthmus.errors import CheckpointError
 
-from .files import save
+from .files import numbers, save
 
 ONE = {"a": np.ones(2, np.float32)}
 
@@ -196,3 +196,14 @@ def test_importing_stays_light() -> None:
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_an_adapter_from_the_cache(cache: Path, tmp_path: Path) -> None:
+    factors = {f"base_model.model.m.lora_{x}.weight": np.ones((2, 2), np.float32) for x in "AB"}
+    settings = '{"peft_type": "LORA", "r": 2, "lora_alpha": 4}'
+    add_to_cache(cache, {"adapter_config.json": settings, "adapter_model.safetensors": factors})
+    save(tmp_path / "base" / "model.safetensors", {"m.weight": np.ones((2, 2), np.float32)})
+    checkpoint = open_checkpoint("./base+org/name", root=tmp_path)
+    assert numbers(checkpoint, "m.weight").tolist() == [[5, 5], [5, 5]]
+    with pytest.raises(CheckpointError, match="is an adapter, not a model"):
+        open_checkpoint("org/name")

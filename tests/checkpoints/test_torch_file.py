@@ -188,3 +188,23 @@ def test_rxnfp_opens(name: str) -> None:
         np.testing.assert_array_equal(numbers(checkpoint, key), state[key].numpy())
     tied = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
     assert checkpoint.tied == (tied if name == "bert_pretrained" else {})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_corrupted_files_open_or_are_refused(tmp_path: Path, zipped: bool) -> None:
+    state = {"a": torch.ones(4, 5), "b": torch.ones(3, dtype=torch.bfloat16), "c": {"d": 1}}
+    path = save(tmp_path / "m.pt", state, _use_new_zipfile_serialization=zipped)
+    good = path.read_bytes()
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        bad = bytearray(good)
+        for position in generator.integers(0, len(good), 3):
+            bad[position] = generator.integers(0, 256)
+        path.write_bytes(bad[: generator.integers(1, 4 * len(bad))])
+        try:
+            file = TorchFile(path)
+        except CheckpointError:
+            continue
+        for name, info in file.tensors.items():
+            assert file.read_stored(name, 0, info.numel).size == info.numel
