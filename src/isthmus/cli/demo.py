@@ -9,9 +9,23 @@ import typer
 
 
 def command(
-    output: Annotated[Path, typer.Option(help="Where experts, merges and the report go.")] = Path(
-        "demo"
-    ),
+    output: Annotated[
+        Path, typer.Option(help="Where experts, merged models and the report go.")
+    ] = Path("demo"),
 ) -> None:
-    """Show it all."""
-    raise SystemExit(output)
+    """Fine-tune three real experts, merge them by every method, and compare.
+
+    A sentence encoder is fine-tuned on movie reviews, news topics and tweets. The three experts
+    are merged by every method, each merged encoder is tested on each task, and a table and
+    report.html show what was kept. Then two real fine-tunes of a chemistry model are merged, loaded
+    and run. Takes under five minutes on two processors; experts are kept for the next run.
+
+    The models and texts come out of packages that `make setup` installs.
+    """
+    import isthmus
+    from isthmus.lab.demo import run_demo
+    from isthmus.reports.html import write_demo_report
+
+    results = run_demo(output, merge=isthmus.merge)
+    write_demo_report(results, output / "report.html")
+    typer.echo(f"The report is {output / 'report.html'}")

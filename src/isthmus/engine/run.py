@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from threadpoolctl import threadpool_limits
+
 from isthmus.checkpoints import ShardWriter, atomic_write_text, copy_sidecars
 from isthmus.engine.hashing import hash_range
 from isthmus.engine.journal import Journal
@@ -204,7 +206,12 @@ def _in_parallel(
     stop: threading.Event,
 ) -> None:
     """Call `make` for each entry; the first failure, or Ctrl-C, stops all of them."""
-    with ThreadPoolExecutor(workers, thread_name_prefix="merge") as pool:
+    # A worker is one thread: products inside chunks are too small to share, and their threads would
+    # spin. It also keeps results from depending on the number of processors.
+    with (
+        threadpool_limits(limits=1),
+        ThreadPoolExecutor(workers, thread_name_prefix="merge") as pool,
+    ):
         try:
             futures = [pool.submit(make, name, writer) for name, writer in todo]
             _, waiting = wait(futures, return_when=FIRST_EXCEPTION)
