@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from isthmus.lab.packaged import minilm
 from isthmus.lab.settings import DemoSettings, FineTuning, Sizes
 
 
@@ -19,11 +21,32 @@ def average(recipe: dict[str, Any], out: Path, *, overwrite: bool = False) -> No
     save_file(mean, out / "model.safetensors", {"format": "pt"})
 
 
+# Before torch is loaded: threads that spin while they wait slow down a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(scope="session")
+def small_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MiniLM's architecture and tokenizer at a hundredth of the size, with random weights."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("small") / "encoder"
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    torch.manual_seed(0)
+    BertModel(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(minilm(), local_files_only=True).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def tiny() -> DemoSettings:
     """Enough to run every line, not enough to learn anything."""
     sizes = Sizes(train=24, validation=6, test=10, max_length=12)
     return DemoSettings(
         sizes={"movies": sizes, "tweets": sizes},
+        threads=1,
         fine_tuning=FineTuning(batch_size=8, learning_rate=1e-4),
     )

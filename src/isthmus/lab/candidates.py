@@ -9,7 +9,7 @@ from typing import Any
 
 Recipe = dict[str, Any]
 
-SCALES = (0.3, 0.6, 1.0, 1.5)
+SCALES = (0.5, 1.0, 1.5, 2.0)
 """Values of lambda that every task-vector method may choose from."""
 
 POSITIONS = (0.2, 0.4, 0.6, 0.8)
@@ -24,7 +24,7 @@ class Candidate:
     """A recipe and what was set in it.
 
     Attributes:
-        setting: The value that validation decides on, for people, such as ``lambda = 0.6``.
+        setting: The value that validation decides on, for people, such as ``λ=0.5``.
         recipe: The recipe.
     """
 
@@ -67,7 +67,7 @@ def contests(base: Path, experts: Mapping[str, Path]) -> list[Contest]:
             "slerp",
             ends,
             tuple(
-                Candidate(f"t = {t:g}", _slerp(str(experts[ends[0]]), str(experts[ends[1]]), t))
+                Candidate(f"t={t:g}", _slerp(str(experts[ends[0]]), str(experts[ends[1]]), t))
                 for t in POSITIONS
             ),
         ),
@@ -83,7 +83,7 @@ def _task_vectors(
         tuple(experts),
         tuple(
             Candidate(
-                f"lambda = {scale:g}",
+                f"λ={scale:g}",
                 {
                     "merge_method": method,
                     "base_model": str(base),

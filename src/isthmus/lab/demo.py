@@ -14,6 +14,7 @@ The design, and why its comparisons are fair:
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -70,6 +71,7 @@ def run_demo(
         raise IsthmusError("The demo needs two tasks at least.", "Add a task to settings.sizes.")
     output.mkdir(parents=True, exist_ok=True)
     base = minilm()
+    _let_threads_sleep()
     with narrator.stage("Starting torch and transformers"):
         from isthmus.lab.experts import Workshop, load_tasks
 
@@ -209,7 +211,7 @@ def _note(contest: Contest, choice: Choice, tasks: tuple[str, ...]) -> str:
     """What stands in brackets behind the method's name."""
     if contest.tasks == tasks:
         return choice.setting
-    return f"{' and '.join(contest.tasks)} only, {choice.setting}"
+    return f"{', '.join(contest.tasks)} only; {choice.setting}"
 
 
 def _isthmus_merge() -> Merge:
@@ -217,6 +219,15 @@ def _isthmus_merge() -> Merge:
 
     merge: Merge = isthmus.merge
     return merge
+
+
+def _let_threads_sleep() -> None:
+    """Have OpenMP's threads sleep while they wait for each other.
+
+    They spin by default, and on a machine that other programs use too a run then takes several
+    times as long. The variable is read when torch is loaded; a user's own choice stays.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @contextmanager

@@ -83,24 +83,21 @@ class Encoder:
         """Features ``[N, D]`` of ``N`` texts, without gradients.
 
         Args:
-            texts: The texts.
+            texts: The texts, one at least.
             max_length: Number of tokens after which a text is cut.
             batch_size: Texts per forward pass; texts of like length go together.
             advance: Told how many texts a forward pass has done.
         """
         tokens = self.tokenize(texts, max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-        result: Tensor | None = None
+        result = torch.empty(len(texts), self.model.config.hidden_size)
         with torch.inference_mode():
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
-                vectors = self.embed([tokens[i] for i in rows])
-                if result is None:
-                    result = vectors.new_empty((len(texts), vectors.shape[1]))
-                result[rows] = vectors
+                result[rows] = self.embed([tokens[i] for i in rows])
                 if advance is not None:
                     advance(len(rows))
-        return torch.empty(0, 0) if result is None else result.clone()
+        return result
 
 
 def fine_tune(

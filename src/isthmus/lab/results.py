@@ -22,7 +22,7 @@ class Choice:
     """What validation decided for one method.
 
     Attributes:
-        setting: The candidate that was kept, such as ``lambda = 0.6``.
+        setting: The candidate that was kept, such as ``λ=0.5``.
         recipe: Its recipe.
         validation: By candidate: mean normalised accuracy on validation; empty where there was
             nothing to choose.

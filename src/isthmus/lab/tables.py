@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -11,12 +12,12 @@ from isthmus.lab.results import DemoResults
 
 def accuracy_table(results: DemoResults) -> Table:
     """Test accuracy in percent, and in brackets as a share of the expert's, for every encoder."""
-    table = Table(title="Test accuracy in % (in brackets: % of the task's expert)")
+    table = Table(title="Test accuracy in % (in brackets: % of the task's expert)", box=SIMPLE_HEAD)
     table.add_column("encoder")
     for task in results.tasks:
         table.add_column(Text(task), justify="right")
     table.add_column("mean", justify="right")
-    table.add_column("merge, s", justify="right")
+    table.add_column("merge", justify="right")
     kind = None
     for row in results.rows:
         if kind not in (None, row.kind):
@@ -26,7 +27,7 @@ def accuracy_table(results: DemoResults) -> Table:
             Text(label(row)),
             *(cell(row.accuracy[task], row.normalised[task]) for task in results.tasks),
             cell(row.mean_accuracy, row.mean_normalised),
-            "" if row.merge_seconds is None else f"{row.merge_seconds:.1f}",
+            "" if row.merge_seconds is None else f"{row.merge_seconds:.1f} s",
         )
     return table
 

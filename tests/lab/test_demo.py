@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from conftest import average
+from rich.console import Console
+
+from isthmus.errors import IsthmusError
+from isthmus.lab.candidates import POSITIONS, SCALES, contests
+from isthmus.lab.demo import run_demo
+from isthmus.lab.evaluate import Row, normalise
+from isthmus.lab.progress import Narrator
+from isthmus.lab.settings import DemoSettings, Sizes
+from isthmus.lab.tables import cell, label
+
+
+@pytest.fixture
+def narrator():
+    return Narrator(Console(file=io.StringIO(), width=120))
+
+
+def said(narrator):
+    return narrator.console.file.getvalue()
+
+
+def test_accuracy_is_divided_by_each_tasks_own_expert():
+    assert normalise({"a": 0.4, "b": 0.9}, {"b": 0.6, "a": 0.8}) == {
+        "a": pytest.approx(0.5),
+        "b": pytest.approx(1.5),
+    }
+
+
+def test_an_expert_that_knows_nothing_divides_nothing():
+    assert normalise({"a": 0.4}, {"a": 0.0}) == {"a": 0.0}
+
+
+def test_the_mean_normalised_accuracy_is_a_mean_of_ratios():
+    accuracy = {"a": 0.4, "b": 0.9}
+    row = Row("x", "merged", accuracy, normalise(accuracy, {"a": 0.8, "b": 0.6}))
+    assert row.mean_accuracy == pytest.approx(0.65)
+    assert row.mean_normalised == pytest.approx((0.5 + 1.5) / 2)
+
+
+def test_a_cell_shows_percent_and_share():
+    assert cell(0.8125, 0.974) == "81.2 (97)"
+    assert label(Row("ties", "merged", {}, {}, note="lambda = 1")) == "ties (lambda = 1)"
+
+
+def test_every_method_has_the_same_number_of_tries():
+    made = {
+        contest.method: contest
+        for contest in contests(Path("base"), {"a": Path("A"), "b": Path("B"), "c": Path("C")})
+    }
+    assert len(SCALES) == len(POSITIONS)
+    tries = {method: len(contest.candidates) for method, contest in made.items()}
+    assert tries.pop("linear") == tries.pop("passthrough") == 1
+    assert set(tries.values()) == {len(SCALES)}
+    assert made["slerp"].tasks == ("a", "c")
+    assert made["passthrough"].tasks == ("a",)
+
+
+def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder, monkeypatch):
+    monkeypatch.setattr("isthmus.lab.demo.minilm", lambda: small_encoder)
+    first = run_demo(tmp_path, settings=tiny, merge=average, narrator=narrator, reactions=False)
+    assert [row.name for row in first.rows] == [
+        "base",
+        "movies expert",
+        "tweets expert",
+        "linear",
+        "task_arithmetic",
+        "ties",
+        "dare_linear",
+        "dare_ties",
+        "slerp",
+        "passthrough",
+    ]
+    rows = {row.name: row for row in first.rows}
+    assert rows["passthrough"].accuracy == rows["movies expert"].accuracy
+    assert rows["movies expert"].normalised["movies"] == 1
+    assert rows["tweets expert"].normalised["tweets"] == 1
+    assert "Test accuracy" in said(narrator)
+
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert [row["name"] for row in saved["rows"]] == list(rows)
+    assert saved["rows"][0]["mean_accuracy"] == first.rows[0].mean_accuracy
+    assert sorted(path.name for path in (tmp_path / "merged").iterdir()) == sorted(first.choices)
+
+    expert = tmp_path / "experts" / "movies" / "model.safetensors"
+    made = expert.stat().st_mtime_ns
+    again = run_demo(tmp_path, settings=tiny, merge=average, reactions=False)
+    assert expert.stat().st_mtime_ns == made
+    assert [row.accuracy for row in again.rows] == [row.accuracy for row in first.rows]
+    assert not any(stage.name.startswith(("Head", "Expert")) for stage in again.stages)
+
+
+def test_one_task_alone_is_refused(tmp_path):
+    alone = DemoSettings(sizes={"movies": Sizes(1, 1, 1, 8)})
+    with pytest.raises(IsthmusError, match="two tasks"):
+        run_demo(tmp_path, settings=alone)
+
+
+def test_stages_are_timed_and_told_in_plain_lines(narrator):
+    with narrator.stage("Reading [a] file", 3) as advance:
+        advance(3)
+    assert narrator.stages[0].name == "Reading [a] file"
+    assert narrator.stages[0].seconds >= 0
+    assert said(narrator).startswith("Reading [a] file ... 0.0 s (CPU ")
+
+
+def test_stages_have_a_bar_on_a_terminal():
+    narrator = Narrator(Console(file=io.StringIO(), force_terminal=True, width=80))
+    with narrator.stage("Reading", 3) as advance:
+        advance(1)
+    assert "Reading ... 0.0 s" in said(narrator)
