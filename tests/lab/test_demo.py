@@ -99,7 +99,7 @@ def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder
 def test_one_task_alone_is_refused(tmp_path):
     alone = DemoSettings(sizes={"movies": Sizes(1, 1, 1, 8)})
     with pytest.raises(IsthmusError, match="two tasks"):
-        run_demo(tmp_path, settings=alone)
+        run_demo(tmp_path, merge=average, settings=alone)
 
 
 def test_stages_are_timed_and_told_in_plain_lines(narrator):

@@ -45,8 +45,8 @@ Merge = Callable[..., Any]
 def run_demo(
     output: Path,
     *,
+    merge: Merge,
     settings: DemoSettings | None = None,
-    merge: Merge | None = None,
     narrator: Narrator | None = None,
     reactions: bool = True,
 ) -> DemoResults:
@@ -57,8 +57,8 @@ def run_demo(
 
     Args:
         output: Folder to write to; made if it is missing.
+        merge: Merges a recipe into a folder: `isthmus.merge`, which lies on a floor above.
         settings: Sizes, rates and seeds; by default those that take under five minutes.
-        merge: Merges a recipe into a folder; `isthmus.merge` by default.
         narrator: Shows the progress; on standard output by default.
         reactions: Whether to merge the reaction models of rxnfp as well.
 
@@ -74,8 +74,6 @@ def run_demo(
     _let_threads_sleep()
     with narrator.stage("Starting torch and transformers"):
         from isthmus.lab.experts import Workshop, load_tasks
-
-        merge = _isthmus_merge() if merge is None else merge
     with _threads(settings.threads):
         with narrator.stage("Reading texts and the base encoder"):
             tasks = load_tasks(settings)
@@ -212,13 +210,6 @@ def _note(contest: Contest, choice: Choice, tasks: tuple[str, ...]) -> str:
     if contest.tasks == tasks:
         return choice.setting
     return f"{', '.join(contest.tasks)} only; {choice.setting}"
-
-
-def _isthmus_merge() -> Merge:
-    import isthmus
-
-    merge: Merge = isthmus.merge
-    return merge
 
 
 def _let_threads_sleep() -> None:
