@@ -9,10 +9,10 @@ from typing import Any
 
 Recipe = dict[str, Any]
 
-SCALES = (0.5, 1.0, 1.5, 2.0)
+SCALES = (0.5, 1.0, 1.5)
 """Values of lambda that every task-vector method may choose from."""
 
-POSITIONS = (0.2, 0.4, 0.6, 0.8)
+POSITIONS = (0.25, 0.5, 0.75)
 """Values of t that slerp may choose from: as many as there are lambdas."""
 
 DENSITY = 0.2

@@ -46,9 +46,9 @@ class Sizes:
 
 SIZES: Mapping[str, Sizes] = MappingProxyType(
     {
-        "movies": Sizes(train=1800, validation=150, test=500, max_length=32),
+        "movies": Sizes(train=2000, validation=150, test=500, max_length=40),
         "news": Sizes(train=600, validation=150, test=500, max_length=32),
-        "tweets": Sizes(train=2000, validation=150, test=500, max_length=32),
+        "tweets": Sizes(train=3000, validation=150, test=500, max_length=40),
     }
 )
 """Chosen so that the whole demo takes less than five minutes on two cores."""
