@@ -28,7 +28,8 @@ def merge_agreeing(rows: Array, weights: Sequence[float], *, mean: bool) -> Arra
     total = xp.zeros_like(rows[0, ...])
     for row, weight in enumerate(weights):
         delta = rows[row, ...]
-        delta *= weight
+        if weight != 1:
+            delta *= weight
         total += delta
     elected = xp.astype(total >= 0, rows.dtype)
     elected *= 2
@@ -42,8 +43,7 @@ def merge_agreeing(rows: Array, weights: Sequence[float], *, mean: bool) -> Arra
         delta *= agrees
         merged += delta
         if mean:
-            agrees *= weight
-            divisor += agrees
+            divisor += agrees if weight == 1 else agrees * weight
     merged *= elected
     if mean:
         divisor += xp.astype(divisor == 0, rows.dtype)

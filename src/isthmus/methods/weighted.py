@@ -47,5 +47,5 @@ def weighted_sum(stack: Array, weights: Sequence[float]) -> Array:
     """
     total = stack[0, ...] * weights[0]
     for row, weight in enumerate(weights[1:], start=1):
-        total += stack[row, ...] * weight
+        total += stack[row, ...] if weight == 1 else stack[row, ...] * weight
     return total
