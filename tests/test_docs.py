@@ -1,0 +1,58 @@
+"""The examples of the documentation run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from isthmus.cli.main import app
+
+from .engine.models import family, recipe
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with a base, two experts and a recipe, as the pages assume."""
+    family(tmp_path, count=2)
+    monkeypatch.chdir(tmp_path)
+    content = recipe("ties", [Path("expert1"), Path("expert2")], Path("base"))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content))
+    return tmp_path
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
+@pytest.mark.usefixtures("workplace")
+def test_python_examples(page):
+    examples = blocks(page, "python")
+    assert examples
+    for example in examples:
+        exec(compile(example, page, "exec"), {})
+
+
+@pytest.mark.parametrize("page", ["docs/engine.md", "docs/inspect.md", "README.md"])
+@pytest.mark.usefixtures("workplace")
+def test_console_examples(page):
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    commands = [line.removeprefix("$ isthmus ") for line in lines if line.startswith("$ isthmus ")]
+    assert commands
+    for command in commands:
+        result = CliRunner().invoke(app, shlex.split(command))
+        assert result.exit_code == 0, (command, result.output, result.exception)
+
+
+def test_every_page_is_linked_from_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        assert f"docs/{page.name}" in readme, page.name
