@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isthmus.checkpoints import Checkpoint, TensorInfo
 from isthmus.engine.devices import Device
@@ -107,10 +108,19 @@ def require_finite(values: StorageArray, operand: Operand, start: int) -> None:
         NonFiniteError: naming the model, the tensor and the place.
     """
     finite = np.isfinite(values)
-    if not finite.all():
+    if not all_true(finite):
         place = int(np.argmin(finite))
         index = tuple(int(i) for i in np.unravel_index(start + place, operand.info.shape or (1,)))
         raise NonFiniteError(
             f"{operand.model.label}: tensor {operand.name} holds {values[place]} at {index}",
             "The model is probably broken. Pass --allow-nonfinite to merge it all the same.",
         )
+
+
+def all_true(mask: NDArray[np.bool_]) -> bool:
+    """Like `mask.all()`.
+
+    In the middle of a merge numpy's own takes up to thirty times as long as alone, a quarter of
+    all processor time: measured, not understood.
+    """
+    return int(np.count_nonzero(mask)) == mask.size

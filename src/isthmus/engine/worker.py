@@ -14,7 +14,13 @@ from isthmus.checkpoints import Dtype
 from isthmus.checkpoints.dtypes import encode
 from isthmus.engine.plan import CarryTask, MergeTask, Plan
 from isthmus.engine.progress import Progress
-from isthmus.engine.streams import Buffers, CheckpointStream, StoppedError, require_finite
+from isthmus.engine.streams import (
+    Buffers,
+    CheckpointStream,
+    StoppedError,
+    all_true,
+    require_finite,
+)
 from isthmus.errors import NonFiniteError
 from isthmus.typing import FloatArray, StorageArray
 
@@ -122,7 +128,7 @@ class Worker:
     def _rounded(self, task: MergeTask | CarryTask, values: FloatArray) -> StorageArray:
         encoded = encode(values, task.output.dtype)
         narrow = encoded if encoded.itemsize < 2 or encoded.dtype == np.float16 else values
-        if not self.plan.allow_nonfinite and not np.isfinite(narrow).all():
+        if not self.plan.allow_nonfinite and not all_true(np.isfinite(narrow)):
             raise NonFiniteError(
                 f"the merged tensor {task.output.name} overflows {task.output.dtype.torch_name}",
                 "Write out_dtype: bfloat16 or float32 in the recipe, or use smaller weights.",
