@@ -1,6 +1,6 @@
 """Times the engine against mergekit, and against reading and writing alone.
 
-    python benchmarks/engine.py            everything, about half an hour
+    python benchmarks/engine.py            everything, about an hour
     python benchmarks/engine.py --quick    one small round, about a minute, prints only
 
 Whole processes, one after the other in rounds (Isthmus, mergekit, Isthmus with one worker, floor;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -31,27 +32,18 @@ class Dtype(Enum):
     U8 = "U8"
     BOOL = "BOOL"
 
-    @property
-    def storage(self) -> np.dtype[Any]:
-        """The numpy type of one element, little-endian."""
-        return _STORAGE[self]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return self.storage.itemsize
-
-    @property
-    def is_float(self) -> bool:
-        """Whether the format holds real numbers, so that merging it means something."""
-        return self in _TORCH_FLOATS
-
-    @property
-    def torch_name(self) -> str:
-        """The name in torch and in `config.json`, such as `bfloat16`."""
-        return _TORCH_FLOATS.get(self) or {"U8": "uint8", "BOOL": "bool"}.get(
-            self.value, self.storage.name
-        )
+    # Plain attributes, set below: they are looked up for every chunk, and looking up an enum's
+    # member in a table costs more than the rest of the call.
+    storage: np.dtype[Any]
+    """The numpy type of one element, little-endian."""
+    itemsize: int
+    """Bytes per element."""
+    is_float: bool
+    """Whether the format holds real numbers, so that merging it means something."""
+    largest: float
+    """The largest finite number of a floating-point format; infinite for the others."""
+    torch_name: str
+    """The name in torch and in `config.json`, such as `bfloat16`."""
 
 
 _STORAGE: dict[Dtype, np.dtype[Any]] = {
@@ -80,6 +72,14 @@ _TORCH_FLOATS: dict[Dtype, str] = {
     Dtype.F8_E4M3: "float8_e4m3fn",
     Dtype.F8_E5M2: "float8_e5m2",
 }
+
+for _dtype in Dtype:
+    _dtype.storage = _STORAGE[_dtype]
+    _dtype.itemsize = _STORAGE[_dtype].itemsize
+    _dtype.is_float = _dtype in _TORCH_FLOATS
+    _dtype.largest = float(ml_dtypes.finfo(_STORAGE[_dtype]).max) if _dtype.is_float else math.inf
+    # numpy's names of integers and of bool are torch's too.
+    _dtype.torch_name = _TORCH_FLOATS.get(_dtype, _STORAGE[_dtype].name)
 
 RECIPE_DTYPES: dict[str, Dtype] = {
     name: dtype for dtype, name in _TORCH_FLOATS.items() if not name.startswith("float8")
@@ -120,6 +120,8 @@ def decode(stored: StorageArray, out: FloatArray) -> None:
         for start in range(0, out.size, _TABLE_BLOCK):
             block = slice(start, start + _TABLE_BLOCK)
             np.take(table, codes[block], out=out[block], mode="clip")
+    elif stored.itemsize <= out.itemsize:
+        np.copyto(out, stored, casting="unsafe")
     else:
         # What overflows becomes infinite, and whoever merges looks for that.
         with np.errstate(over="ignore", invalid="ignore"):

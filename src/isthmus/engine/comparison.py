@@ -110,7 +110,7 @@ def _gram(
         chunk_size=processor.chunk_size,
         device=processor,
         buffers=buffers,
-        allow_nonfinite=False,
+        check_finite=True,
         stop=threading.Event(),
     )
     gram = np.zeros((len(experts) + 1, len(experts) + 1))

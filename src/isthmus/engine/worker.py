@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from isthmus.checkpoints import Dtype
+from isthmus.checkpoints import Dtype, TensorInfo
 from isthmus.checkpoints.dtypes import encode
 from isthmus.engine.plan import CarryTask, MergeTask, Plan
 from isthmus.engine.progress import Progress
@@ -18,7 +18,7 @@ from isthmus.engine.streams import (
     Buffers,
     CheckpointStream,
     StoppedError,
-    all_true,
+    lies_within,
     require_finite,
 )
 from isthmus.errors import NonFiniteError
@@ -90,12 +90,16 @@ class Worker:
             chunk_size=self.plan.device.chunk_size,
             device=self.plan.device,
             buffers=self.buffers,
-            allow_nonfinite=self.plan.allow_nonfinite,
+            check_finite=not (self.plan.allow_nonfinite or self.plan.method.propagates),
             stop=self.stop,
         )
         combine = self.plan.method.prepare(stream, task.settings)
         for chunk in stream:
-            yield self._rounded(task, self.plan.device.get(combine(chunk)))
+            values = self.plan.device.get(combine(chunk))
+            if not self._fits(values, task.output):
+                stream.require_finite(chunk.start, values.size)
+                raise _overflow(task.output)
+            yield encode(values, task.output.dtype)
 
     def _converted(self, task: CarryTask) -> Iterator[StorageArray]:
         wide = task.source.info.dtype is Dtype.F64
@@ -105,7 +109,9 @@ class Worker:
             task.source.model.read(task.source.name, start, row)
             if not self.plan.allow_nonfinite:
                 require_finite(row, task.source, start)
-            yield self._rounded(task, row)
+            if not self._fits(row, task.output):
+                raise _overflow(task.output)
+            yield encode(row, task.output.dtype)
 
     def _copied(self, task: CarryTask, differing: set[str]) -> Iterator[StorageArray]:
         """The donor's bytes; models whose numbers differ are added to `differing`."""
@@ -125,12 +131,13 @@ class Worker:
         size, step = task.output.numel, self.plan.device.chunk_size
         return ((start, min(step, size - start)) for start in range(0, size, step))
 
-    def _rounded(self, task: MergeTask | CarryTask, values: FloatArray) -> StorageArray:
-        encoded = encode(values, task.output.dtype)
-        narrow = encoded if encoded.itemsize < 2 or encoded.dtype == np.float16 else values
-        if not self.plan.allow_nonfinite and not all_true(np.isfinite(narrow)):
-            raise NonFiniteError(
-                f"the merged tensor {task.output.name} overflows {task.output.dtype.torch_name}",
-                "Write out_dtype: bfloat16 or float32 in the recipe, or use smaller weights.",
-            )
-        return encoded
+    def _fits(self, values: FloatArray, output: TensorInfo) -> bool:
+        """Whether the output format holds all values, or whatever happens is allowed."""
+        return self.plan.allow_nonfinite or lies_within(values, output.dtype.largest)
+
+
+def _overflow(output: TensorInfo) -> NonFiniteError:
+    return NonFiniteError(
+        f"the merged tensor {output.name} overflows {output.dtype.torch_name}",
+        "Write out_dtype: bfloat16 or float32 in the recipe, or use smaller weights.",
+    )

@@ -48,4 +48,5 @@ LINEAR = Linear(
         ),
     ),
     base=BaseUse.IGNORED,
+    propagates=True,
 )

@@ -101,6 +101,8 @@ class Method(ABC):
         min_experts, max_experts: How many models besides the base it takes; None for no bound.
         reach: How much of a tensor one output element depends on.
         random: Whether it draws random numbers.
+        propagates: Whether NaN or infinity in an input always shows in the output, so that it is
+            enough to look there.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Method(ABC):
     max_experts: int | None = None
     reach: Reach = Reach.ELEMENTWISE
     random: bool = False
+    propagates: bool = False
 
     def check(self, settings: Settings) -> None:  # noqa: B027
         """Refuse settings that admit no merge, before any tensor is read.

@@ -34,4 +34,5 @@ PASSTHROUGH = Passthrough(
     parameters=(Parameter("scale", float, Scope.MODEL, "Factor on this tensor; none by default."),),
     base=BaseUse.IGNORED,
     max_experts=1,
+    propagates=True,
 )

@@ -84,4 +84,5 @@ SLERP = Slerp(
     base=BaseUse.REQUIRED,
     max_experts=1,
     reach=Reach.REDUCTION,
+    propagates=True,
 )
