@@ -9,6 +9,8 @@ STAMP := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 export HF_HUB_OFFLINE ?= 1
+# Threads of torch that wait must sleep: spinning, they take the processor from the others.
+export OMP_WAIT_POLICY ?= PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo test lint fast parity benchmark clean
