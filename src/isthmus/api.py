@@ -25,7 +25,7 @@ def plan(
     recipe: RecipeLike,
     *,
     device: str = "cpu",
-    max_shard_size: int = DEFAULT_SHARD_SIZE,
+    max_shard_size: int | str = DEFAULT_SHARD_SIZE,
     allow_nonfinite: bool = False,
 ) -> Iterator[Plan]:
     """Plan a merge without writing anything; the models stay open inside the `with` block.
@@ -33,7 +33,7 @@ def plan(
     Args:
         recipe: What to merge.
         device: `cpu`, or a torch device such as `cuda`.
-        max_shard_size: Bytes of the largest weight file.
+        max_shard_size: Bytes of the largest weight file, or text such as `5GB`.
         allow_nonfinite: Let NaN and infinity pass.
 
     Raises:
@@ -60,7 +60,7 @@ def merge(
     *,
     device: str = "cpu",
     workers: int | None = None,
-    max_shard_size: int = DEFAULT_SHARD_SIZE,
+    max_shard_size: int | str = DEFAULT_SHARD_SIZE,
     resume: bool = False,
     overwrite: bool = False,
     allow_nonfinite: bool = False,
@@ -76,11 +76,11 @@ def merge(
         out: The output folder; nothing that Isthmus did not write is ever replaced.
         device: `cpu`, or a torch device such as `cuda`.
         workers: Threads; by default one a processor.
-        max_shard_size: Bytes of the largest weight file.
+        max_shard_size: Bytes of the largest weight file, or text such as `5GB`.
         resume: Go on with an interrupted merge.
         overwrite: Replace an earlier merge.
         allow_nonfinite: Let NaN and infinity pass.
-        progress: Who listens.
+        progress: Is told how far the merge is; see `isthmus.engine.progress.Progress`.
 
     Raises:
         RecipeError: if the recipe is malformed.

@@ -10,13 +10,20 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from isthmus.checkpoints import Checkpoint, Dtype, ShardLayout, TensorInfo, open_checkpoint
+from isthmus.checkpoints import (
+    Checkpoint,
+    Dtype,
+    ShardLayout,
+    TensorInfo,
+    open_checkpoint,
+    parse_size,
+)
 from isthmus.checkpoints.dtypes import RECIPE_DTYPES
 from isthmus.checkpoints.vocabulary import differing_tokens
 from isthmus.engine.compatibility import require_mergeable
@@ -88,12 +95,12 @@ class Plan:
 
     recipe: Recipe
     method: Method
-    tasks: tuple[MergeTask | CarryTask, ...]
-    layout: ShardLayout
-    donor: Checkpoint
-    models: tuple[Checkpoint, ...]
+    tasks: tuple[MergeTask | CarryTask, ...] = field(repr=False)
+    layout: ShardLayout = field(repr=False)
+    donor: Checkpoint = field(repr=False)
+    models: tuple[Checkpoint, ...] = field(repr=False)
     out_dtype: Dtype | None
-    device: Device
+    device: Device = field(repr=False)
     device_name: str
     allow_nonfinite: bool
     notes: tuple[str, ...]
@@ -133,7 +140,6 @@ class Plan:
             "shards": [shard.file for shard in self.layout.shards],
             "device": self.device_name,
             "chunk": self.device.chunk_size,
-            "allow_nonfinite": self.allow_nonfinite,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -149,7 +155,7 @@ def planned(
     recipe: Recipe,
     *,
     device: str = "cpu",
-    max_shard_size: int = DEFAULT_SHARD_SIZE,
+    max_shard_size: int | str = DEFAULT_SHARD_SIZE,
     allow_nonfinite: bool = False,
 ) -> Iterator[Plan]:
     """Open the models of a recipe and plan the merge; the models close at the end.
@@ -157,7 +163,7 @@ def planned(
     Args:
         recipe: What to merge.
         device: `cpu`, or a torch device.
-        max_shard_size: Bytes of the largest weight file.
+        max_shard_size: Bytes of the largest weight file, or text such as `5GB`.
         allow_nonfinite: Let NaN and infinity pass.
 
     Raises:
@@ -172,7 +178,7 @@ def planned(
             recipe,
             opened,
             device=device,
-            max_shard_size=max_shard_size,
+            max_shard_size=parse_size(max_shard_size),
             allow_nonfinite=allow_nonfinite,
         )
 
@@ -304,9 +310,19 @@ def _notes(recipe: Recipe, models: Sequence[Checkpoint], matching: Matching) -> 
     for carried in matching.carried:
         reasons.setdefault(carried.reason.value, []).append(carried.info.name)
     for reason, names in reasons.items():
-        yield f"taken from the donor, {reason}: {_some(names)}"
+        yield f"copied from {donor.label}, {reason}: {_some(names)}"
     for label, dropped in matching.dropped.items():
-        yield f"{label}: not in the donor, left out: {_some(dropped)}"
+        yield f"{label}: not in {donor.label}, left out: {_some(dropped)}"
+    if donor.config is not None and "model_type" not in donor.config:
+        yield (
+            f"the config.json of {donor.label} has no model_type: load the output with its own "
+            "class in transformers, AutoModel will not know it"
+        )
+    if recipe.output_dtype is not None and recipe.output_dtype.startswith("float8"):
+        yield (
+            "float8 without scales is read by safetensors and torch; transformers' "
+            "from_pretrained does not load it"
+        )
 
 
 def _files(model: Checkpoint) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -17,13 +16,14 @@ from threadpoolctl import threadpool_limits
 from isthmus.checkpoints import ShardWriter, atomic_write_text, copy_sidecars
 from isthmus.engine.hashing import hash_range
 from isthmus.engine.journal import Journal
-from isthmus.engine.manifest import MANIFEST, FileRecord, Manifest, SourceRecord, read_manifest
+from isthmus.engine.manifest import MANIFEST, FileRecord, Manifest, read_manifest
+from isthmus.engine.output import check_output, source_records
 from isthmus.engine.plan import MergeTask, Plan
 from isthmus.engine.progress import Progress, Silent
 from isthmus.engine.streams import Buffers, StoppedError
 from isthmus.engine.worker import Worker
-from isthmus.engine.workspace import WORK, Workspace, open_workspace
-from isthmus.errors import OutputError, PlanError
+from isthmus.engine.workspace import Workspace, is_finished, open_workspace
+from isthmus.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +93,17 @@ def run(
 
     Raises:
         PlanError: if the output would lie over an input, or the disk is too small.
-        OutputError: if the folder cannot be used.
+        OutputError: if the folder cannot be used, or `resume` finds another merge in it.
         NonFiniteError: if an input holds NaN or infinity and may not.
     """
     workers = default_workers() if workers is None else workers
     if workers < 1:
         raise PlanError(f"{workers} workers cannot merge anything", "Use one or more.")
     out = out.absolute()
-    _require_apart(plan, out)
-    if resume and _is_done(plan, out, version):
+    check_output(plan, out, version=version, resume=resume, overwrite=overwrite)
+    if resume and is_finished(out):
         return _outcome(plan, out, resumed=len(plan.tasks), notes=read_manifest(out).notes)
     with open_workspace(out, plan.digest, resume=resume, overwrite=overwrite) as space:
-        _require_room(plan, space)
         results, resumed = _write_shards(plan, space, workers, progress or Silent())
         notes = [*plan.notes, *sorted(results.notes)]
         _write_rest(plan, space, results, notes, version, card)
@@ -114,42 +113,6 @@ def run(
 def _outcome(plan: Plan, out: Path, *, resumed: int, notes: Sequence[str]) -> Outcome:
     merged = sum(isinstance(task, MergeTask) for task in plan.tasks)
     return Outcome(out, merged, len(plan.tasks) - merged, resumed, tuple(notes))
-
-
-def _require_apart(plan: Plan, out: Path) -> None:
-    target = out.resolve()
-    for model in plan.models:
-        for source in model.sources:
-            if source.path.resolve().is_relative_to(target):
-                raise PlanError(
-                    f"the output folder {out} holds the input {source.path.name} of {model.label}",
-                    "Choose another output folder.",
-                )
-
-
-def _require_room(plan: Plan, space: Workspace) -> None:
-    here = sum(file.stat().st_blocks * 512 for file in space.staging.iterdir() if file.is_file())
-    needed = plan.bytes_to_write - here
-    free = shutil.disk_usage(space.out).free
-    if needed > free:
-        raise PlanError(
-            f"the merge writes {needed:,} bytes and the disk of {space.out} has {free:,} left",
-            "Free some space, or write to another disk.",
-        )
-
-
-def _is_done(plan: Plan, out: Path, version: str) -> bool:
-    """Whether the folder holds this very merge, finished."""
-    try:
-        manifest = read_manifest(out)
-    except OutputError:
-        return False
-    same = (manifest.isthmus, manifest.recipe, manifest.sources) == (
-        version,
-        plan.recipe.to_yaml(),
-        _sources(plan),
-    )
-    return same and not (out / WORK).exists()
 
 
 def _write_shards(
@@ -271,7 +234,7 @@ def _write_rest(
     manifest = Manifest(
         isthmus=version,
         recipe=plan.recipe.to_yaml(),
-        sources=_sources(plan),
+        sources=source_records(plan),
         notes=list(notes),
         files=files,
     )
@@ -288,12 +251,3 @@ def _shard_records(plan: Plan, digests: Mapping[str, str]) -> dict[str, FileReco
         )
         for shard in plan.layout.shards
     }
-
-
-def _sources(plan: Plan) -> list[SourceRecord]:
-    return [
-        SourceRecord(
-            model=model.label, files={source.path.name: source.size for source in model.sources}
-        )
-        for model in plan.models
-    ]

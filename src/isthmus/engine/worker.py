@@ -76,7 +76,7 @@ class Worker:
             self.progress.advance(chunk.nbytes)
         note = (
             f"{task.output.name} is {task.output.dtype.value} and differs in "
-            f"{', '.join(sorted(differing))}; the donor's was taken"
+            f"{', '.join(sorted(differing))}; it was copied from {self.plan.donor.label}"
             if differing
             else None
         )

@@ -102,7 +102,7 @@ def open_workspace(out: Path, digest: str, *, resume: bool, overwrite: bool) -> 
         OutputError: if the folder is somebody else's, in use, or cannot be written, or if it holds
             a merge and neither `resume` nor `overwrite` is given.
     """
-    _require_ours(out, allowed=overwrite or resume)
+    require_ours(out, allowed=overwrite or resume)
     with _locked(out):
         if is_committing(out):
             finish_commit(out)
@@ -159,8 +159,17 @@ def _begin(work: Path, digest: str, *, resume: bool) -> bool:
     return False
 
 
-def _require_ours(out: Path, *, allowed: bool) -> None:
-    """Refuse a folder that holds anything that is not ours, or a merge, unless `allowed`."""
+def is_finished(out: Path) -> bool:
+    """Whether the folder holds a complete merge and none that is under way."""
+    return _manifest_if_any(out) is not None and not (out / WORK).exists()
+
+
+def require_ours(out: Path, *, allowed: bool) -> None:
+    """Refuse a folder that holds anything that is not ours, or a merge, unless `allowed`.
+
+    Raises:
+        OutputError: naming what is in the way.
+    """
     if not out.exists():
         return
     if not out.is_dir():

@@ -58,8 +58,9 @@ class Parameter:
             MethodError: if the value is of the wrong type, not finite, or out of range.
         """
         if self.kind is bool:
-            if isinstance(value, bool):
-                return value
+            # Recipes write 1 and 1.0 for true as well.
+            if value in (0, 1):
+                return bool(value)
             raise MethodError(f"{self.name} must be true or false, not {value!r}")
         if self.kind is str:
             if value in self.choices:
