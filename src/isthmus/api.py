@@ -126,7 +126,8 @@ def _recipe(recipe: RecipeLike) -> Recipe:
 
 def _card(done: Plan, out: Path) -> str:
     return model_card(
-        title=done.recipe.name or out.resolve().name,
+        # Any bytes may name a folder; a card is text.
+        title=done.recipe.name or out.absolute().name.encode("utf-8", "replace").decode(),
         method=done.method.name,
         reference=done.method.reference,
         models=[entry.model for entry in done.recipe.experts],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -427,6 +428,163 @@ def test_a_crash_while_files_move_into_place_is_completed(
     assert contents(out) == contents(tmp_path / "calm" / "out")
 
 
+def test_resuming_never_replaces_another_finished_merge(ties, models, tmp_path):
+    out = tmp_path / "out"
+    isthmus.merge(ties, out)
+    before = contents(out)
+    for other in (recipe("linear", models[1:]), ties | {"seed": 1}):
+        with pytest.raises(OutputError, match="--overwrite"):
+            isthmus.merge(other, out, resume=True)
+    with pytest.raises(OutputError, match="other options"):
+        isthmus.merge(ties, out, resume=True, max_shard_size=4000)
+    with pytest.raises(PlanError, match="exclude"):
+        isthmus.merge(ties, out, resume=True, overwrite=True)
+    assert contents(out) == before
+
+
+def test_resuming_a_finished_merge_notices_new_inputs_and_damage(ties, models, tmp_path):
+    out = tmp_path / "out"
+    isthmus.merge(ties, out)
+    (out / "config.json").unlink()
+    with pytest.raises(OutputError, match=r"config\.json is missing"):
+        isthmus.merge(ties, out, resume=True)
+    isthmus.merge(ties, out, overwrite=True)
+    write_model(models[1], load_file(models[2] / "model.safetensors"))  # of the same size
+    with pytest.raises(OutputError, match="other inputs"):
+        isthmus.merge(ties, out, resume=True)
+
+
+def test_allowing_nonfinite_numbers_on_resume(ties, models, tmp_path):
+    state = load_file(models[1] / "model.safetensors")
+    state["model.norm.weight"][0] = float("nan")
+    write_model(models[1], state)
+    with pytest.raises(NonFiniteError):
+        isthmus.merge(ties, tmp_path / "out", workers=1)
+    outcome = isthmus.merge(ties, tmp_path / "out", resume=True, allow_nonfinite=True)
+    assert outcome.resumed > 0
+
+
+def test_remains_of_a_removed_work_folder_are_no_obstacle(ties, tmp_path):
+    out = tmp_path / "out"
+    isthmus.merge(ties, out)
+    (out / ".isthmus-done").mkdir()
+    (out / ".isthmus-done" / "state.json").write_text("{")
+    assert verify(out).problems == ()
+    isthmus.merge(ties, out, resume=True)
+    isthmus.merge(ties, out, overwrite=True)
+    assert not (out / ".isthmus-done").exists()
+
+
+def test_a_failed_overwrite_leaves_a_merge_that_verifies(ties, models, tmp_path):
+    out = tmp_path / "out"
+    isthmus.merge(ties, out)
+    state = load_file(models[1] / "model.safetensors")
+    state["model.norm.weight"][0] = float("nan")
+    write_model(models[1], state)
+    with pytest.raises(NonFiniteError):
+        isthmus.merge(ties, out, overwrite=True)
+    assert verify(out).problems == ()
+
+
+def test_a_full_disk_under_the_journal(ties, tmp_path, monkeypatch):
+    from isthmus.engine.journal import Journal
+
+    class Full:
+        name = "journal.jsonl"
+
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    real = Journal.__init__
+
+    def broken(self, path):
+        real(self, path)
+        self._file.close()
+        self._file = Full()
+
+    monkeypatch.setattr(Journal, "__init__", broken)
+    message = refused(ties, tmp_path / "out", OutputError)
+    assert "No space left" in message
+    monkeypatch.undo()
+    isthmus.merge(ties, tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize("name", ["../victim.txt", "/etc/passwd", "", ".", "a\0b", "x" * 300])
+def test_a_manifest_with_names_that_lead_outside_is_refused(ties, tmp_path, name):
+    out = tmp_path / "out"
+    isthmus.merge(ties, out)
+    manifest = json.loads((out / "isthmus-manifest.json").read_text())
+    manifest["files"][name] = {"size": 1, "sha256": "0"}
+    (out / "isthmus-manifest.json").write_text(json.dumps(manifest))
+    victim = tmp_path / "victim.txt"
+    victim.write_text("keep me")
+    with pytest.raises(OutputError, match="outside"):
+        verify(out)
+    with pytest.raises(OutputError):
+        isthmus.merge(ties, out, overwrite=True)
+    assert victim.read_text() == "keep me"
+
+
+def test_a_manifest_that_lists_a_tensor_too_many(ties, tmp_path):
+    out = tmp_path / "out"
+    isthmus.merge(ties, out)
+    manifest = json.loads((out / "isthmus-manifest.json").read_text())
+    manifest["files"]["model.safetensors"]["tensors"]["ghost"] = "0"
+    (out / "isthmus-manifest.json").write_text(json.dumps(manifest))
+    assert any("ghost" in problem for problem in verify(out).problems)
+
+
+def test_names_that_no_file_system_takes(ties, tmp_path, monkeypatch):
+    with pytest.raises(OutputError, match="too long"):
+        isthmus.merge(ties, tmp_path / ("x" * 300))
+    isthmus.merge(ties, tmp_path / os.fsdecode(b"out\xff"))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    from pathlib import Path
+
+    with pytest.raises(OutputError, match="gone"):
+        isthmus.merge(ties, Path("out"))
+
+
+@pytest.mark.parametrize("device", ["meta", "nonsense", "cuda:99"])
+def test_a_device_that_cannot_be_used(ties, tmp_path, device):
+    message = refused(ties, tmp_path / "out", PlanError, device=device)
+    assert device in message
+    assert "--device cpu" in message
+
+
+def test_without_a_place_for_compiled_code_it_is_compiled_anew(tmp_path):
+    code = (
+        "import numba\n"
+        "real = numba.njit\n"
+        "def njit(*functions, **options):\n"
+        "    if options.get('cache'): raise RuntimeError('no locator available')\n"
+        "    return real(*functions, **options)\n"
+        "numba.njit = njit\n"
+        "import numpy as np\n"
+        "from isthmus.methods.histogram import count_digits\n"
+        "counts = np.zeros(1 << 16, np.int64)\n"
+        "count_digits(np.array([1.0], np.float32).view(np.uint32), np.uint32(2**31 - 1),"
+        " np.uint32(16), np.uint32(0), counts)\n"
+        "assert counts[0x3f80] == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_head_of_its_own_beside_a_tied_base_is_explained(tmp_path):
+    tied = llama_state(0)
+    del tied["lm_head.weight"]
+    one = write_model(tmp_path / "tied", tied, tie_word_embeddings=True)
+    two = write_model(tmp_path / "own", llama_state(1))
+    message = refused(recipe("ties", [two], one), tmp_path / "out", PlanError)
+    assert "lm_head.weight has numbers of its own" in message
+
+
 def test_resuming_a_finished_merge_changes_nothing(ties, tmp_path):
     out = tmp_path / "out"
     isthmus.merge(ties, out)
@@ -436,21 +594,8 @@ def test_resuming_a_finished_merge_changes_nothing(ties, tmp_path):
     assert {name: (out / name).stat().st_mtime_ns for name in contents(out)} == before
 
 
-def test_a_manifest_cannot_make_us_delete_files_elsewhere(ties, tmp_path):
-    out = tmp_path / "out"
-    isthmus.merge(ties, out)
-    victim = tmp_path / "victim.txt"
-    victim.write_text("keep me")
-    manifest = (out / "isthmus-manifest.json").read_text()
-    (out / "isthmus-manifest.json").write_text(manifest.replace('"README.md"', '"../victim.txt"'))
-    with pytest.raises(OutputError):
-        isthmus.merge(ties, out, overwrite=True)
-    assert victim.read_text() == "keep me"
-    assert any("outside" in problem for problem in verify(out).problems)
-
-
 def test_the_model_state_is_not_needed_beyond_a_few_chunks(tmp_path):
-    """What the plan calls peak memory does not grow with layers, and little with models."""
+    """What the plan calls peak memory does not grow with layers, and with models by their chunks."""
 
     def peak(layers, models):
         states = [llama_state(seed, layers=layers) for seed in range(models)]
@@ -460,7 +605,7 @@ def test_the_model_state_is_not_needed_beyond_a_few_chunks(tmp_path):
             return plan.peak_memory(1)
 
     assert peak(2, 3) == peak(8, 3)
-    assert peak(2, 8) < 2 * peak(2, 3)
+    assert peak(2, 8) < 8 / 3 * peak(2, 3)
 
 
 def test_the_base_under_another_name_is_noted(models, tmp_path):

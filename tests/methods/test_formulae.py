@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from isthmus.errors import MethodError
 from isthmus.methods.deltas import DeltaChunk
 from isthmus.methods.registry import METHODS, get_method
-from isthmus.methods.selection import kth_largest_magnitudes
 from isthmus.methods.slerp import slerp_coefficients
 from isthmus.methods.sparsify import bernoulli
 
@@ -107,6 +106,26 @@ def test_passthrough_copies_and_scales():
     )
 
 
+class Rows:
+    """Task vectors in chunks."""
+
+    def __init__(self, rows: np.ndarray, cuts: tuple[int, ...] = ()) -> None:
+        self.size, self.itemsize = rows.shape[1], rows.dtype.itemsize
+        self.parts = np.split(rows, cuts, axis=1)
+
+    def __iter__(self):
+        return (DeltaChunk(0, part.copy()) for part in self.parts)
+
+
+@pytest.fixture(params=["radix", "sorting"])
+def selection(request, monkeypatch):
+    """Both ways to find the k-th largest, whatever the size."""
+    from isthmus.methods import selection
+
+    monkeypatch.setattr(selection, "SMALL", 0 if request.param == "radix" else 1 << 30)
+    return selection.kth_largest_magnitudes
+
+
 @given(
     rows=arrays(
         st.sampled_from([np.float32, np.float64]),
@@ -115,22 +134,40 @@ def test_passthrough_copies_and_scales():
     ),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
-def test_radix_selection_is_exact(rows, data):
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_selection_is_exact(selection, rows, data):
     ranks = [data.draw(st.integers(1, rows.shape[1])) for _ in rows]
     cut = data.draw(st.integers(0, rows.shape[1]))
-    parts = [DeltaChunk(0, rows[:, :cut].copy()), DeltaChunk(cut, rows[:, cut:].copy())]
-    found = kth_largest_magnitudes(parts, ranks, rows.dtype.itemsize)
+    found = selection(Rows(rows, (cut,)), ranks)
     assert found == [references.kth_largest(r, k) for r, k in zip(rows, ranks, strict=True)]
 
 
-def test_radix_selection_on_many_equal_and_tiny_numbers():
+def test_selection_on_many_equal_and_tiny_numbers(selection):
     tiny = np.float32(1e-42)  # subnormal
-    rows = np.concatenate([np.zeros(1000), np.full(500, 0.5), np.full(3, tiny)])[None]
-    chunks = [DeltaChunk(0, rows.astype(np.float32))]
-    assert kth_largest_magnitudes(chunks, [500], 4) == [0.5]
-    assert kth_largest_magnitudes(chunks, [501], 4) == [float(tiny)]
-    assert kth_largest_magnitudes(chunks, [504], 4) == [0.0]
+    values = np.concatenate([np.zeros(1000), np.full(500, 0.5), np.full(3, tiny)])
+    rows = Rows(values.astype(np.float32)[None])
+    assert selection(rows, [500]) == [0.5]
+    assert selection(rows, [501]) == [float(tiny)]
+    assert selection(rows, [504]) == [0.0]
+
+
+@pytest.mark.parametrize("selection", ["radix"], indirect=True)
+def test_counting_in_torch_is_counting_in_numpy(selection):
+    import torch
+
+    values = np.random.default_rng(0).standard_normal((2, 999))
+    for dtype in (np.float32, np.float64):
+        rows = values.astype(dtype)
+
+        class TorchRows(Rows):
+            def __iter__(self):
+                return (DeltaChunk(0, torch.from_numpy(part.copy())) for part in self.parts)
+
+        assert selection(TorchRows(rows), [10, 500]) == selection(Rows(rows), [10, 500])
 
 
 def test_dare_keeps_the_share_it_is_told_and_the_expectation():
@@ -188,6 +225,8 @@ def test_weights_that_sum_to_zero_cannot_be_normalised(name):
         method.check(make_settings(method, 2, weight=(1.0, -1.0), normalize=True))
     assert "normalize: false" in str(caught.value)
     method.check(make_settings(method, 2, weight=(1.0, -1.0), normalize=False))
+    with pytest.raises(MethodError, match="sum to zero"):  # but for rounding
+        method.check(make_settings(method, 3, weight=(0.1, 0.2, -0.3), normalize=True))
 
 
 def test_an_unknown_method_suggests_the_nearest():

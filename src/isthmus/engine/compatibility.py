@@ -19,7 +19,11 @@ def obstacles(matching: Matching, donor: str) -> Iterator[str]:
         yield f"{name} is in {donor} and missing in {label}"
     for label, names in matching.dropped.items():
         for name in names:
-            yield f"{name} is in {label} and missing in {donor}"
+            if name in matching.tied:
+                kept = matching.tied[name]
+                yield f"{name} has numbers of its own in {label}; {donor} ties it to {kept}"
+            else:
+                yield f"{name} is in {label} and missing in {donor}"
 
 
 def require_mergeable(matching: Matching, donor: str) -> None:

@@ -59,9 +59,9 @@ class Torch:
 
         try:
             self._device = torch.device(name)
-            torch.empty(1, device=self._device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
+            torch.zeros(1, device=self._device).cpu().numpy()
+        except (RuntimeError, AssertionError, ImportError, TypeError) as error:
+            reason = str(error).splitlines()[0][:120]
             raise PlanError(
                 f"the device {name!r} cannot be used: {reason}",
                 "Use --device cpu, or one that torch finds on this machine.",

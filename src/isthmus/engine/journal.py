@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,14 +33,23 @@ class Journal:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
         # A kill may have left half a line; the next entry must not be glued to it.
         if self._file.tell():
-            self._file.write("\n")
+            self._write("\n")
 
     def record(self, tensor: str, sha256: str, note: str | None) -> None:
         """Append a tensor whose bytes are all written."""
         line = json.dumps({"tensor": tensor, "sha256": sha256, "note": note})
         with self._lock:
-            self._file.write(line + "\n")
+            self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        try:
+            self._file.write(text)
             self._file.flush()
+        except OSError as error:
+            raise OutputError(
+                f"{self._file.name} cannot be written: {error.strerror}",
+                "Free some space on its disk, then go on with --resume.",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +60,9 @@ class Journal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        # What a full disk kept from being flushed is not worth a second error.
+        with suppress(OSError):
+            self._file.close()
 
 
 def _read(path: Path) -> dict[str, tuple[str, str | None]]:

@@ -6,14 +6,20 @@ It holds no time and no absolute path, so that the same merge gives the same man
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from isthmus.errors import OutputError
 
 MANIFEST = "isthmus-manifest.json"
+
+WORK = ".isthmus"
+"""The folder in which a merge is made, beside its future place."""
+
+LONGEST_NAME = 255
+"""Characters; no usual file system has longer names."""
 
 
 class FileRecord(BaseModel):
@@ -66,6 +72,16 @@ class Manifest(BaseModel):
     notes: list[str]
     files: dict[str, FileRecord]
 
+    @field_validator("files")
+    @classmethod
+    def _names_stay_inside(cls, files: dict[str, FileRecord]) -> dict[str, FileRecord]:
+        for name in files:
+            parts = PurePosixPath(name).parts
+            inside = parts and not name.startswith("/") and not {"..", WORK} & {*parts}
+            if not inside or "\0" in name or max(map(len, parts)) > LONGEST_NAME:
+                raise ValueError(f"the file name {name[:80]!r} leads outside the folder")
+        return files
+
     def to_json(self) -> str:
         """The text of the manifest file."""
         content: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
@@ -86,5 +102,12 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} has no {MANIFEST}, so it is not a finished merge of Isthmus",
             "If a merge was interrupted, finish it: isthmus merge RECIPE OUT --resume.",
         ) from error
-    except (OSError, ValidationError) as error:
-        raise OutputError(f"{path} cannot be read as a manifest: {error}") from error
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise OutputError(
+            f"{path} is damaged: {where}: {first['msg']}",
+            "Remove the folder, or merge into another one.",
+        ) from error

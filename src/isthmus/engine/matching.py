@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from isthmus.checkpoints import Checkpoint, TensorInfo, align_names
+from isthmus.checkpoints.ties import config_ties, is_output_embedding
 
 RECOMPUTED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
 """Endings of buffers that architectures compute by themselves and old checkpoints still store."""
@@ -59,6 +60,7 @@ class Matching:
         dropped: For each other model, tensors that have no place in the output.
         missing: (tensor, label of the model that lacks it), for floating-point tensors.
         misshapen: (tensor, label, shape there, shape in the donor).
+        tied: Of the dropped names those that the donor ties, and to what.
     """
 
     matched: tuple[Matched, ...]
@@ -66,6 +68,7 @@ class Matching:
     dropped: Mapping[str, tuple[str, ...]]
     missing: tuple[tuple[str, str], ...]
     misshapen: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...]], ...]
+    tied: Mapping[str, str]
 
     @property
     def is_complete(self) -> bool:
@@ -111,7 +114,18 @@ def match(models: Sequence[Checkpoint]) -> Matching:
         dropped={label: names for label, names in dropped.items() if names},
         missing=tuple(found.missing),
         misshapen=tuple(found.misshapen),
+        tied=_tied_in(donor, dropped),
     )
+
+
+def _tied_in(donor: Checkpoint, dropped: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    ties_head = config_ties(donor.config)
+    return {
+        name: donor.tied.get(name, "the input embedding")
+        for names in dropped.values()
+        for name in names
+        if name in donor.tied or (ties_head and is_output_embedding(name))
+    }
 
 
 def _sort(

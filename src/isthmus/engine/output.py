@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from isthmus.engine.manifest import SourceRecord, read_manifest
+from isthmus.engine.manifest import MANIFEST, WORK, SourceRecord, read_manifest
 from isthmus.engine.plan import Plan
 from isthmus.engine.verify import verify
-from isthmus.engine.workspace import STAGING, WORK, is_finished, require_ours
+from isthmus.engine.workspace import STAGING, is_finished, require_ours
 from isthmus.errors import OutputError, PlanError
 
 
@@ -69,7 +69,9 @@ def _require_same(plan: Plan, out: Path, version: str) -> None:
         source_records(plan),
         sorted(shard.file for shard in plan.layout.shards),
     )
-    if found != asked:
+    finished_ns = (out / MANIFEST).stat().st_mtime_ns
+    newer = any(s.modified_ns > finished_ns for model in plan.models for s in model.sources)
+    if found != asked or newer:
         raise OutputError(
             f"{out} holds a finished merge of another recipe, other inputs or other options",
             "Pass --overwrite instead of --resume to replace it, or choose another folder.",
@@ -85,7 +87,7 @@ def _require_same(plan: Plan, out: Path, version: str) -> None:
 def _require_room(plan: Plan, out: Path) -> None:
     staged = out / WORK / STAGING
     files = [file for file in staged.iterdir() if file.is_file()] if staged.is_dir() else []
-    needed = plan.bytes_to_write - sum(file.stat().st_blocks * 512 for file in files)
+    needed = plan.bytes_to_write + plan.small_files - sum(f.stat().st_blocks * 512 for f in files)
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:

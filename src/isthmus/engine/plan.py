@@ -38,6 +38,9 @@ from isthmus.recipes import Depths, Recipe, resolve_settings
 DEFAULT_SHARD_SIZE = 5_000_000_000
 """Bytes; the Hub's own default."""
 
+HISTOGRAM = 8 * 2**16
+"""Bytes of the counts from which a method learns about one row of a tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
@@ -120,11 +123,24 @@ class Plan:
         """How often a method reads its inputs, in words."""
         return "once" if self.method.reach is Reach.ELEMENTWISE else "several times"
 
+    @property
+    def small_files(self) -> int:
+        """Bytes to keep free for all that is not weights: journal, index, manifest, tokenizer."""
+        return 2**20 + 1000 * len(self.tasks) + 4 * sum(len(t.output.name) for t in self.tasks)
+
     def peak_memory(self, workers: int) -> int:
-        """Bytes of chunks in memory at once, beside the interpreter's own."""
-        rows = max((len(_operands(task)) for task in self.tasks), default=0)
-        # The operands' rows, one row being merged, its sum, its divisor and two temporaries.
-        return workers * self.device.chunk_size * 8 * (rows + 5)
+        """Bytes of arrays in memory at once, beside the interpreter's own.
+
+        Args:
+            workers: Threads, each of which has a tensor in hand.
+        """
+        merges = [task for task in self.tasks if isinstance(task, MergeTask)]
+        rows = max((len(_operands(task)) for task in merges), default=1)
+        itemsize = max((task.compute.itemsize for task in merges), default=4)
+        # The operands, and what a method holds of one row: sums, masks, the rounded result.
+        chunks = (rows + 6) * self.device.chunk_size * itemsize
+        histograms = 2 * rows * HISTOGRAM if self.method.reach is Reach.REDUCTION else 0
+        return min(workers, len(self.tasks)) * (chunks + histograms)
 
     @cached_property
     def digest(self) -> str:

@@ -22,8 +22,8 @@ from isthmus.engine.plan import MergeTask, Plan
 from isthmus.engine.progress import Progress, Silent
 from isthmus.engine.streams import Buffers, StoppedError
 from isthmus.engine.worker import Worker
-from isthmus.engine.workspace import Workspace, is_finished, open_workspace
-from isthmus.errors import PlanError
+from isthmus.engine.workspace import Workspace, complete_commit, is_finished, open_workspace
+from isthmus.errors import OutputError, PlanError
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,14 @@ def run(
     workers = default_workers() if workers is None else workers
     if workers < 1:
         raise PlanError(f"{workers} workers cannot merge anything", "Use one or more.")
-    out = out.absolute()
+    try:
+        out = out.absolute()
+    except FileNotFoundError as error:
+        raise OutputError(
+            f"{out} is relative to a folder that is gone", "Go to another folder first."
+        ) from error
+    if resume or overwrite:
+        complete_commit(out)
     check_output(plan, out, version=version, resume=resume, overwrite=overwrite)
     if resume and is_finished(out):
         return _outcome(plan, out, resumed=len(plan.tasks), notes=read_manifest(out).notes)

@@ -12,15 +12,17 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.checkpoints import atomic_write_text
-from isthmus.engine.manifest import MANIFEST, Manifest, read_manifest
+from isthmus.engine.manifest import MANIFEST, WORK, Manifest, read_manifest
 from isthmus.errors import OutputError
 
-WORK = ".isthmus"
+DONE = ".isthmus-done"
+"""What the work folder is renamed to before it is removed; a kill may leave parts of it."""
+
 STATE = "state.json"
 COMMIT = "commit.json"
 STAGING = "files"
@@ -68,17 +70,38 @@ class Workspace:
 
 
 def finish_commit(out: Path) -> None:
-    """Do what `commit.json` says; what was done already is skipped."""
+    """Do what `commit.json` says; what was done already is skipped.
+
+    Raises:
+        OutputError: if files cannot be moved.
+    """
     work = out / WORK
     orders = _orders(out)
-    for name in orders["remove"]:
-        _inside(out, name).unlink(missing_ok=True)
-    for name in orders["move"]:
-        source, target = _inside(work / STAGING, name), _inside(out, name)
-        if source.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.replace(target)
-    shutil.rmtree(work)
+    try:
+        for name in orders["remove"]:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                _inside(out, name).unlink()
+        for name in orders["move"]:
+            source, target = _inside(work / STAGING, name), _inside(out, name)
+            if source.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                source.replace(target)
+        shutil.rmtree(out / DONE, ignore_errors=True)
+        work.rename(out / DONE)
+    except OSError as error:
+        raise _not_writable(out, error) from error
+    shutil.rmtree(out / DONE, ignore_errors=True)
+
+
+def complete_commit(out: Path) -> None:
+    """If a merge was stopped while its finished files moved into place, move the rest.
+
+    Raises:
+        OutputError: if another process is at it, or files cannot be moved.
+    """
+    if is_committing(out):
+        with _locked(out):
+            finish_commit(out)
 
 
 def is_committing(out: Path) -> bool:
@@ -89,8 +112,6 @@ def is_committing(out: Path) -> bool:
 @contextmanager
 def open_workspace(out: Path, digest: str, *, resume: bool, overwrite: bool) -> Iterator[Workspace]:
     """Claim an output folder for one merge and lock it.
-
-    A merge that was stopped while its finished files moved into place is completed first.
 
     Args:
         out: The folder; made when missing.
@@ -104,8 +125,6 @@ def open_workspace(out: Path, digest: str, *, resume: bool, overwrite: bool) -> 
     """
     require_ours(out, allowed=overwrite or resume)
     with _locked(out):
-        if is_committing(out):
-            finish_commit(out)
         work = out / WORK
         try:
             work.mkdir(exist_ok=True)
@@ -150,7 +169,8 @@ def _begin(work: Path, digest: str, *, resume: bool) -> bool:
             raise OutputError(
                 f"the interrupted merge in {work.parent} had another recipe, other inputs or "
                 "other options",
-                "Pass --overwrite to start it anew, or choose another folder.",
+                f"Pass --overwrite to start anew. Removing {work} gives it up; a finished merge "
+                "in the folder is whole.",
             )
         return True
     shutil.rmtree(work)
@@ -170,16 +190,16 @@ def require_ours(out: Path, *, allowed: bool) -> None:
     Raises:
         OutputError: naming what is in the way.
     """
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise OutputError(f"{out} is a file", "Name a folder for the output.")
     try:
         entries = {entry.name for entry in out.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError as error:
+        raise OutputError(f"{out} is a file", "Name a folder for the output.") from error
     except OSError as error:
-        raise OutputError(f"{out} cannot be read: {error.strerror}") from error
+        raise _not_writable(out, error) from error
     manifest = _manifest_if_any(out)
-    ours = {WORK, MANIFEST} if manifest or WORK in entries else set()
+    ours = {WORK, DONE, MANIFEST} if manifest or {WORK, DONE} & entries else set()
     if manifest:
         ours |= {Path(name).parts[0] for name in manifest.files}
     if is_committing(out):
@@ -191,6 +211,8 @@ def require_ours(out: Path, *, allowed: bool) -> None:
             "Choose another folder; Isthmus never replaces what it did not write.",
         )
     if WORK in entries and not allowed:
+        with _locked(out):
+            pass  # a running merge is told from an interrupted one by its lock
         raise OutputError(
             f"{out} holds an interrupted merge",
             "Pass --resume to go on with it, or --overwrite to start anew.",

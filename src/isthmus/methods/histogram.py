@@ -6,10 +6,23 @@ Importing numba takes half a second, so this module is imported where it is need
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numba
 
 
-@numba.njit(nogil=True, cache=True)
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Compile without holding the interpreter's lock, and keep the result for the next process."""
+    compiled: Any
+    try:
+        compiled = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # no folder to keep it in: a read-only installation without a home
+        compiled = numba.njit(nogil=True)(function)
+    return compiled  # type: ignore[no-any-return]
+
+
+@_compiled
 def count_digits(bits, sign_free, low, known, counts):  # type: ignore[no-untyped-def]
     """Count the 16 bits above bit `low` of those elements whose higher bits are `known`.
 

@@ -8,17 +8,20 @@ are integers, hence the same whatever the chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from array_api_compat import is_torch_array
+from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
-from isthmus.methods.deltas import DeltaChunk
+from isthmus.methods.deltas import Deltas
 from isthmus.typing import Array
 
 DIGIT = 16
 """Bits looked at in one reading."""
+
+SMALL = 1 << 15
+"""Up to so many elements sorting them is cheaper than walking through 2**16 bins."""
 
 
 def _count(values: Array, low: int, known: int, counts: NDArray[np.int64]) -> None:
@@ -38,22 +41,21 @@ def _count(values: Array, low: int, known: int, counts: NDArray[np.int64]) -> No
     count_digits(values.view(unsigned), sign_free, unsigned(low), unsigned(known), counts)
 
 
-def kth_largest_magnitudes(
-    deltas: Iterable[DeltaChunk], ranks: Sequence[int], itemsize: int
-) -> list[float]:
+def kth_largest_magnitudes(deltas: Deltas, ranks: Sequence[int]) -> list[float]:
     """For each task vector, the k-th largest absolute value.
 
     Args:
-        deltas: The task vectors of one tensor, iterable any number of times. They hold no NaN.
-        ranks: For each row k, counted from 1, at most the length of the row.
-        itemsize: Bytes of an element, 4 or 8.
+        deltas: The task vectors of one tensor. They hold no NaN.
+        ranks: For each task vector k, counted from 1, at most its number of elements.
 
     Returns:
-        K magnitudes, each that of an element of its row.
+        One magnitude for each task vector, that of one of its elements.
     """
+    if deltas.size <= SMALL:
+        return _by_sorting(deltas, ranks)
     known = [0] * len(ranks)
     left = list(ranks)
-    for low in range(8 * itemsize - DIGIT, -1, -DIGIT):
+    for low in range(8 * deltas.itemsize - DIGIT, -1, -DIGIT):
         counts = np.zeros((len(ranks), 1 << DIGIT), np.int64)
         for chunk in deltas:
             for row in range(len(ranks)):
@@ -64,5 +66,12 @@ def kth_largest_magnitudes(
             digit = int(np.argmax(above < left[row]))
             left[row] -= int(above[digit])
             known[row] = known[row] << DIGIT | digit
-    bits, number = (np.uint32, np.float32) if itemsize == 4 else (np.uint64, np.float64)
+    single = deltas.itemsize == 4
+    bits, number = (np.uint32, np.float32) if single else (np.uint64, np.float64)
     return [float(np.array(pattern, bits).view(number)) for pattern in known]
+
+
+def _by_sorting(deltas: Deltas, ranks: Sequence[int]) -> list[float]:
+    xp = array_namespace(next(iter(deltas)).rows)
+    magnitudes = xp.sort(xp.concat([xp.abs(chunk.rows) for chunk in deltas], axis=1), axis=1)
+    return [float(magnitudes[row, -rank]) for row, rank in enumerate(ranks)]

@@ -37,7 +37,7 @@ def keep_largest(deltas: Deltas, densities: Sequence[float], seeds: Sequence[int
     ranks = [max(1, int(density * deltas.size)) for density in densities]
     if all(rank >= deltas.size for rank in ranks):
         return lambda chunk: chunk.rows
-    thresholds = kth_largest_magnitudes(deltas, ranks, deltas.itemsize)
+    thresholds = kth_largest_magnitudes(deltas, ranks)
 
     def sparsify(chunk: DeltaChunk) -> Array:
         xp = array_namespace(chunk.rows)

@@ -9,6 +9,9 @@ from isthmus.errors import MethodError
 from isthmus.methods.method import Settings
 from isthmus.typing import Array
 
+CANCELLED = 1e-9
+"""Weights whose sum is this small beside them sum to zero but for rounding."""
+
 
 def numbers(settings: Settings, name: str) -> list[float]:
     """A numeric parameter of every expert."""
@@ -24,7 +27,7 @@ def divisor(weights: Sequence[float], *, normalize: bool) -> float:
     if not normalize:
         return 1.0
     total = sum(weights)
-    if total == 0:
+    if abs(total) <= CANCELLED * sum(map(abs, weights)):
         raise MethodError(
             "the weights sum to zero, so they cannot be normalised",
             "Change a weight, or set normalize: false for the plain weighted sum.",
