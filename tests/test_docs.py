@@ -56,3 +56,5 @@ def test_every_page_is_linked_from_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for page in sorted((ROOT / "docs").glob("*.md")):
         assert f"docs/{page.name}" in readme, page.name
+    for target in re.findall(r"\]\(([^)#:]+)\)", readme):
+        assert (ROOT / target).is_file(), target
