@@ -567,7 +567,7 @@ def test_without_a_place_for_compiled_code_it_is_compiled_anew(tmp_path):
         "    return real(*functions, **options)\n"
         "numba.njit = njit\n"
         "import numpy as np\n"
-        "from isthmus.methods.histogram import count_digits\n"
+        "from isthmus.methods.kernels import count_digits\n"
         "counts = np.zeros(1 << 16, np.int64)\n"
         "count_digits(np.array([1.0], np.float32).view(np.uint32), np.uint32(2**31 - 1),"
         " np.uint32(16), np.uint32(0), counts)\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from array_api_compat import array_namespace
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
 
 from isthmus.typing import Array
 
@@ -24,12 +25,22 @@ def merge_agreeing(rows: Array, weights: Sequence[float], *, mean: bool) -> Arra
     Returns:
         Shape [n].
     """
+    if is_numpy_array(rows):
+        from isthmus.methods import kernels
+
+        merged = np.empty(rows.shape[1], rows.dtype)
+        kernels.merge_agreeing(rows, np.asarray(weights, rows.dtype), mean, merged)
+        return merged
+    return merge_agreeing_by_array(rows, weights, mean=mean)
+
+
+def merge_agreeing_by_array(rows: Array, weights: Sequence[float], *, mean: bool) -> Array:
+    """`merge_agreeing` in the array API, for whatever arrays."""
     xp = array_namespace(rows)
     total = xp.zeros_like(rows[0, ...])
     for row, weight in enumerate(weights):
         delta = rows[row, ...]
-        if weight != 1:
-            delta *= weight
+        delta *= weight
         total += delta
     elected = xp.astype(total >= 0, rows.dtype)
     elected *= 2
@@ -43,7 +54,7 @@ def merge_agreeing(rows: Array, weights: Sequence[float], *, mean: bool) -> Arra
         delta *= agrees
         merged += delta
         if mean:
-            divisor += agrees if weight == 1 else agrees * weight
+            divisor += agrees * weight
     merged *= elected
     if mean:
         divisor += xp.astype(divisor == 0, rows.dtype)

@@ -34,7 +34,7 @@ def _count(values: Array, low: int, known: int, counts: NDArray[np.int64]) -> No
         digit = digit[(digit >> DIGIT) == known] & 0xFFFF
         counts += torch.bincount(digit, minlength=1 << DIGIT).cpu().numpy()
         return
-    from isthmus.methods.histogram import count_digits
+    from isthmus.methods.kernels import count_digits
 
     unsigned = np.uint32 if values.dtype == np.float32 else np.uint64
     sign_free = unsigned(np.iinfo(unsigned).max >> 1)

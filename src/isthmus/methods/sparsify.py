@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 
 from isthmus.methods.deltas import DeltaChunk, Deltas
@@ -40,13 +40,33 @@ def keep_largest(deltas: Deltas, densities: Sequence[float], seeds: Sequence[int
     thresholds = kth_largest_magnitudes(deltas, ranks)
 
     def sparsify(chunk: DeltaChunk) -> Array:
-        xp = array_namespace(chunk.rows)
-        for row, threshold in enumerate(thresholds):
-            delta = chunk.rows[row, ...]
-            delta *= xp.abs(delta) >= threshold
+        trim(chunk.rows, thresholds)
         return chunk.rows
 
     return sparsify
+
+
+def trim(rows: Array, thresholds: Sequence[float]) -> None:
+    """Set to zero, in place, what is smaller than its row's threshold.
+
+    Args:
+        rows: Shape [K, n].
+        thresholds: K magnitudes.
+    """
+    if is_numpy_array(rows):
+        from isthmus.methods import kernels
+
+        kernels.trim(rows, np.asarray(thresholds, rows.dtype))
+    else:
+        trim_by_array(rows, thresholds)
+
+
+def trim_by_array(rows: Array, thresholds: Sequence[float]) -> None:
+    """`trim` in the array API, for whatever arrays."""
+    xp = array_namespace(rows)
+    for row, threshold in enumerate(thresholds):
+        delta = rows[row, ...]
+        delta *= xp.abs(delta) >= threshold
 
 
 def keep_random(deltas: Deltas, densities: Sequence[float], seeds: Sequence[int]) -> Sparsify:  # noqa: ARG001
