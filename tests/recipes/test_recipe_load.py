@@ -192,8 +192,12 @@ def test_file_errors_name_the_file_as_given(tmp_path, monkeypatch):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(RecipeError, match=r"there is no recipe .*gone\.yaml"):
         load_recipe(tmp_path / "gone.yaml")
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, match="is a folder, but a recipe file is expected") as caught:
         load_recipe(tmp_path)
+    assert f"- model: {tmp_path}" in str(caught.value)
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(RecipeError, match=r"cannot be (read|the name of a file)"):
+            load_recipe(name)
     (tmp_path / "model.bin").write_bytes(b"\x80\x02\xff")
     with pytest.raises(RecipeError, match="not text in UTF-8"):
         load_recipe(tmp_path / "model.bin")
@@ -256,3 +260,24 @@ def test_huge_lists():
     settings = resolve_settings(recipe, recipe.method, "h.4321.w", depths)
     assert settings.per_expert["density"] == (4322 / 5000,) * 500
     assert len(set(settings.seeds)) == 500
+
+
+def test_models_as_plain_text():
+    recipe = load_recipe("merge_method: linear\nmodels: [../a, org/b]\nparameters: {weight: 1}\n")
+    assert names(recipe) == ["../a", "org/b"]
+    assert recipe == load_recipe(
+        "merge_method: linear\nmodels: [{model: ../a}, {model: org/b}]\nparameters: {weight: 1}\n"
+    )
+
+
+def test_names_are_kept_as_given():
+    recipe = load_recipe(
+        {"merge_method": "linear", "models": [" a", "a "], "parameters": {"weight": 1}}
+    )
+    assert recipe.references == (" a", "a ")
+    assert load_recipe(recipe.to_yaml()) == recipe
+
+
+def test_numbers_too_long_for_text_in_python_data():
+    with pytest.raises(RecipeError, match=r"this whole number is too long \(seed\)"):
+        load_recipe({"merge_method": "linear", "models": ["a"], "seed": 10**5000})

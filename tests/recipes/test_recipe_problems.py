@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from isthmus.errors import RecipeError
+from isthmus.methods.method import BaseUse
 from isthmus.methods.registry import METHODS
 from isthmus.recipes import load_recipe
 
 KNOWN = ", ".join(METHODS)
 TIES = ", ".join(parameter.name for parameter in METHODS["ties"].parameters)
+MEASURED = [m.name for m in METHODS.values() if m.base is BaseUse.REQUIRED and not m.max_experts]
 HEAD = "merge_method: ties\nbase_model: b\nmodels:\n"
 
 
@@ -117,9 +119,49 @@ CASES = {
         "merge.yaml:2: models must be a list of one model or more (models)\n"
         "  Add:\n    models:\n      - model: PATH",
     ),
-    "model without the word": (
-        "merge_method: linear\nmodels:\n- ./a\nparameters: {weight: 1}\n",
-        "merge.yaml:3: an entry of models must be a mapping (models[0])\n  Write `- model: ./a`.",
+    "model without a name": (
+        "merge_method: linear\nmodels:\n- [./a]\nparameters: {weight: 1}\n",
+        "merge.yaml:3: an entry of models must be text or a mapping (models[0])\n"
+        "  Write `- model: PATH`.",
+    ),
+    "blank model": (
+        "merge_method: linear\nmodels:\n- ' '\nparameters: {weight: 1}\n",
+        "merge.yaml:3: model must be text, not ' ' (models[0].model)",
+    ),
+    "misspelled merge_method is not missing as well": (
+        "merge_metod: linear\nmodels: [a]\n",
+        "merge.yaml:1: unknown key 'merge_metod'; did you mean 'merge_method'? (merge_metod)",
+    ),
+    "misspelled models are not missing as well": (
+        "merge_method: linear\nmodles: [a]\n",
+        "merge.yaml:2: unknown key 'modles'; did you mean 'models'? (modles)",
+    ),
+    "misspelled base_model is not missing as well": (
+        "merge_method: slerp\nbase_modle: b\nmodels: [a]\n",
+        "merge.yaml:2: unknown key 'base_modle'; did you mean 'base_model'? (base_modle)",
+    ),
+    "misspelled model is not missing as well": (
+        HEAD + "- modle: a\n",
+        "merge.yaml:4: unknown key 'modle' of a model; did you mean 'model'? (models[0].modle)",
+    ),
+    "methods in a list": (
+        "merge_method: [linear]\nmodels: [a]\n",
+        "merge.yaml:1: merge_method must be the name of one method, not ['linear'] "
+        f"(merge_method)\n  Known methods: {KNOWN}.",
+    ),
+    "endless number": (
+        "merge_method: linear\nmodels: [a]\nseed: 0x" + "f" * 5000 + "\n",
+        "merge.yaml:3: this whole number is too long for a recipe",
+    ),
+    "two models and no base": (
+        "merge_method: slerp\nmodels: [a, c]\nparameters: {t: 1}\n",
+        "merge.yaml:1: slerp needs base_model (merge_method)\n"
+        "  Name one of the two models as base_model: `base_model: a`.",
+    ),
+    "bool as text": (
+        HEAD + "- model: a\nparameters:\n  weight: 1\n  normalize: 'true'\n",
+        "merge.yaml:7: normalize must be true or false, not 'true' (parameters.normalize)\n"
+        "  Write true or false, without quotes.",
     ),
     "entry without model": (
         HEAD + "- parameters: {weight: 1}\n",
@@ -185,16 +227,18 @@ CASES = {
     "too many models": (
         "merge_method: slerp\nbase_model: b\nmodels:\n- model: a\n- model: c\nparameters: {t: 1}\n",
         "merge.yaml:3: slerp takes base_model and exactly one other model, but 2 are listed: "
-        "a, c (models)",
+        "a, c (models)\n  Remove the others, or take a method for many models: "
+        f"{', '.join(MEASURED)}.",
     ),
     "base alone": (
         HEAD + "- model: b\n",
         "merge.yaml:3: ties takes base_model and at least one other model, but none is listed "
-        "(models)",
+        "(models)\n  Add:\n    models:\n      - model: PATH",
     ),
     "too many models to pass through": (
         "merge_method: passthrough\nmodels:\n- model: a\n- model: b\n",
-        "merge.yaml:2: passthrough takes exactly one model, but 2 are listed: a, b (models)",
+        "merge.yaml:2: passthrough takes exactly one model, but 2 are listed: a, b (models)\n"
+        "  Remove the others, or take a method for many models: linear.",
     ),
     "value out of range in the third filter": (
         HEAD + "- model: a\n  parameters:\n    weight: 1\n    density:\n"
@@ -216,8 +260,8 @@ CASES = {
         "merge.yaml:6: weight is too large a number (parameters.weight)",
     ),
     "bool of another type": (
-        HEAD + "- model: a\nparameters:\n  weight: 1\n  normalize: 1\n",
-        "merge.yaml:7: normalize must be true or false, not 1 (parameters.normalize)",
+        HEAD + "- model: a\nparameters:\n  weight: 1\n  normalize: 2\n",
+        "merge.yaml:7: normalize must be true or false, not 2 (parameters.normalize)",
     ),
     "choice": (
         HEAD + "- model: a\nparameters:\n  weight: 1\n  rescale_norm: l2\n",

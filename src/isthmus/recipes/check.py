@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class _Check:
         self.problems = Problems(document)
         # A key without a value is as good as absent.
         self.data = {key: value for key, value in document.data.items() if value is not None}
-        # Parameters that a problem already speaks about are not reported as missing as well.
+        # Keys and parameters that a problem already speaks about are not reported as missing too.
         self.excused: set[str] = set()
 
     def recipe(self, root: Path | None) -> Recipe:
@@ -83,9 +83,16 @@ class _Check:
         base = self._base()
         common = self._parameters(self.data.get("parameters"), ("parameters",), method)
         entries = self._models(method)
-        if method and method.base is BaseUse.REQUIRED and "base_model" not in self.data:
+        if "base_model" in self.excused:
+            pass
+        elif method and method.base is BaseUse.REQUIRED and "base_model" not in self.data:
+            two = method.max_experts == 1 and len(entries) == 2
             self.problems.add(
-                ("merge_method",), f"{method.name} needs base_model", _example("base_model: PATH")
+                ("merge_method",),
+                f"{method.name} needs base_model",
+                f"Name one of the two models as base_model: `base_model: {entries[0].model}`."
+                if two
+                else _example("base_model: PATH"),
             )
         elif method and (base or "base_model" not in self.data):
             self._counts(method, base, entries)
@@ -133,6 +140,8 @@ class _Check:
             self.excused.add(key)
         elif near:
             hint = f"; did you mean {near!r}?"
+            if not path:
+                self.excused.add(near)
         else:
             hint = f"; known are {', '.join(known)}"
         self.problems.add((*path, key), f"unknown key {key!r}{where}{hint}")
@@ -142,16 +151,24 @@ class _Check:
         if isinstance(name, str) and name in METHODS:
             return METHODS[name]
         known = f"Known methods: {', '.join(METHODS)}."
+        if name is None and "merge_method" in self.excused:
+            return None
         if name is None:
             self.problems.add(
                 ("merge_method",), "merge_method is missing", f"Add `merge_method: ...`. {known}"
+            )
+        elif not isinstance(name, str):
+            self.problems.add(
+                ("merge_method",),
+                f"merge_method must be the name of one method, not {name!r}",
+                known,
             )
         elif name in LATER_METHODS:
             self.problems.add(
                 ("merge_method",), f"merge method {name!r} is not in this version yet", known
             )
         else:
-            near = nearest(str(name), METHODS)
+            near = nearest(name, METHODS)
             hint = f"; did you mean {near!r}?" if near else ""
             self.problems.add(("merge_method",), f"there is no merge method {name!r}{hint}", known)
         return None
@@ -179,7 +196,11 @@ class _Check:
         """The sound entries by their place in the list."""
         raw = self.data.get("models")
         if raw is None:
-            if "slices" not in self.data and "modules" not in self.data:
+            if (
+                "models" not in self.excused
+                and "slices" not in self.data
+                and "modules" not in self.data
+            ):
                 self.problems.add(
                     ("models",), "models is missing", _example("models:", "  - model: PATH")
                 )
@@ -197,9 +218,11 @@ class _Check:
         return {index: entry for index, entry in entries.items() if entry}
 
     def _entry(self, raw: Any, path: KeyPath, method: Method | None) -> ModelEntry | None:
+        if isinstance(raw, str):
+            raw = {"model": raw}
         if not isinstance(raw, dict):
             self.problems.add(
-                path, "an entry of models must be a mapping", f"Write `- model: {raw}`."
+                path, "an entry of models must be text or a mapping", "Write `- model: PATH`."
             )
             return None
         for key in raw:
@@ -207,6 +230,8 @@ class _Check:
                 self._unknown_key(key, path, _ENTRY_KEYS)
         parameters = self._parameters(raw.get("parameters"), (*path, "parameters"), method)
         if raw.get("model") is None:
+            if any(nearest(key, _ENTRY_KEYS) == "model" for key in raw if key not in _ENTRY_KEYS):
+                return None  # misspelt, and reported above
             self.problems.add(path, "this entry of models names no model", "Add `model: PATH`.")
             return None
         model = read_reference(raw["model"], (*path, "model"), self.problems)
@@ -281,7 +306,9 @@ class _Check:
         names = ", ".join(entry.model for entry in experts.values())
         many = {0: "none is", 1: "one is"}.get(len(experts), f"{len(experts)} are")
         found = f"{many} listed: {names}" if experts else f"{many} listed"
-        self.problems.add(("models",), f"{method.name} takes {wanted}, but {found}")
+        self.problems.add(
+            ("models",), f"{method.name} takes {wanted}, but {found}", _other_count(method, experts)
+        )
 
     def _required(
         self,
@@ -355,6 +382,20 @@ def _experts(
     if method.base is BaseUse.IGNORED:
         return entries
     return {index: entry for index, entry in entries.items() if entry.model != base}
+
+
+def _other_count(method: Method, experts: Mapping[int, ModelEntry]) -> str:
+    """What to do when a method takes more models than there are, or fewer."""
+    if len(experts) < method.min_experts:
+        return _example("models:", "  - model: PATH")
+    more = [
+        other.name
+        for other in METHODS.values()
+        if other.base is method.base and other.max_experts is None
+    ]
+    if not more:
+        more = [other.name for other in METHODS.values() if other.max_experts is None]
+    return f"Remove the others, or take a method for many models: {', '.join(more)}."
 
 
 def _count(method: Method, noun: str) -> str:

@@ -23,6 +23,9 @@ MAX_REPEATS = 10_000
 MAX_DEPTH = 100
 """How many lists and mappings may lie inside each other; a recipe needs about six."""
 
+MAX_BITS = 10_000
+"""The longest whole number; Python turns none of more than 4300 digits into text."""
+
 BROKEN = "this text holds half of a character (a lone surrogate)"
 
 _TAG = "tag:yaml.org,2002:"
@@ -221,7 +224,10 @@ class _Builder:
             if kind == "bool":
                 return self._scalars.construct_yaml_bool(node)
             if kind == "int":
-                return self._scalars.construct_yaml_int(node)
+                number = self._scalars.construct_yaml_int(node)
+                if number.bit_length() <= MAX_BITS:
+                    return number
+                raise self._error(node, "this whole number is too long for a recipe")
             if kind == "float":
                 return self._scalars.construct_yaml_float(node)
         except (ValueError, KeyError, OverflowError) as error:
@@ -272,6 +278,8 @@ def _plain(value: Any, path: KeyPath, name: str) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return [_plain(item, (*path, index), name) for index, item in enumerate(value)]
     if isinstance(value, Integral):
+        if int(value).bit_length() > MAX_BITS:
+            raise RecipeError(f"{name}: this whole number is too long ({show(path)})")
         return int(value)
     if isinstance(value, Real):
         return float(value)

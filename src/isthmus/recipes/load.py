@@ -42,10 +42,18 @@ def load_recipe(
 def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
+    except IsADirectoryError as error:
+        raise RecipeError(
+            f"{path} is a folder, but a recipe file is expected here",
+            "Write a YAML file that names the folder as a model: `models:` and below it "
+            f"`- model: {path}`.",
+        ) from error
+    except ValueError as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise RecipeError(f"{path}: this is not text in UTF-8") from error
+        raise RecipeError(f"{str(path)!r} cannot be the name of a file") from error
     except FileNotFoundError as error:
         raise RecipeError(f"there is no recipe {path}") from error
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: this is not text in UTF-8") from error
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
 

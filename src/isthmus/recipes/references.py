@@ -46,7 +46,7 @@ def _located(raw: Any, path: KeyPath, problems: Problems) -> str | None:
 
 def _text(raw: Any, path: KeyPath, problems: Problems) -> str | None:
     if isinstance(raw, str) and raw.strip():
-        return raw.strip()
+        return raw
     if isinstance(raw, int | float) and not isinstance(raw, bool):
         problems.add(path, f"{path[-1]} must be text, not the number {raw!r}; put it in quotes")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -143,10 +144,15 @@ def _read_scalar(
     if raw is None:
         problems.add(path, f"{parameter.name} has no value")
         return None
+    # Its hundreds of digits would not make a better message.
+    if isinstance(raw, int) and abs(raw) > sys.float_info.max:
+        problems.add(path, f"{parameter.name} is too large a number")
+        return None
     try:
         return parameter.validate(raw)
     except MethodError as error:
-        problems.add(path, error.problem, error.cure)
-    except OverflowError:
-        problems.add(path, f"{parameter.name} is too large a number")
+        cure = error.cure
+        if parameter.kind is bool and isinstance(raw, str):
+            cure = "Write true or false, without quotes."
+        problems.add(path, error.problem, cure)
     return None
