@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from isthmus.engine import output
 from isthmus.engine.plan import DEFAULT_SHARD_SIZE, Plan, planned
 from isthmus.engine.progress import Progress
 from isthmus.engine.run import Outcome, run
@@ -117,6 +118,20 @@ def run_plan(
         resume=resume,
         overwrite=overwrite,
         progress=progress,
+    )
+
+
+def check_output(
+    made: Plan, out: str | PathLike[str], *, resume: bool = False, overwrite: bool = False
+) -> None:
+    """Refuse what `run_plan` would refuse to write, without writing anything.
+
+    Raises:
+        PlanError: if the folder holds an input, or the disk is too small.
+        OutputError: if the folder cannot be used.
+    """
+    output.check_output(
+        made, Path(out).absolute(), version=version("isthmus"), resume=resume, overwrite=overwrite
     )
 
 

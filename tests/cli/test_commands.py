@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -68,7 +69,9 @@ def test_merge_then_verify(recipe_file, tmp_path):
     out = tmp_path / "out"
     result = invoke("merge", recipe_file, out)
     assert result.exit_code == 0, result.output
-    assert "tensors merged" in result.stdout
+    assert "12 tensors merged, 0 copied\n" in result.stdout
+    again = invoke("merge", recipe_file, out, "--resume")
+    assert "12 tensors merged, 0 copied; complete already, nothing to do\n" in again.stdout
     assert invoke("verify", out).exit_code == 0
     (out / "config.json").write_text("{}")
     broken = invoke("verify", out)
@@ -97,9 +100,79 @@ def test_a_dry_run_writes_nothing(recipe_file, tmp_path):
     before = contents(tmp_path)
     result = invoke("merge", recipe_file, tmp_path / "out", "--dry-run")
     assert result.exit_code == 0
-    assert "model.layers.0.mlp.down_proj.weight  F32 16x48  ties" in result.stdout
     assert "nothing was written" in result.stdout
     assert contents(tmp_path) == before
+
+
+def test_a_dry_run_shows_inputs_method_and_parameters_by_module(models, tmp_path):
+    content = recipe("ties", models[1:3], models[0], dtype="bfloat16")
+    content["parameters"] = {"lambda": 0.7, "density": 0.2}
+    for entry, weight in zip(content["models"], ([0.0, 1.0], [1.0, 0.0, 1.0]), strict=True):
+        entry["parameters"] = {"weight": weight}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    shown = invoke("merge", path, tmp_path / "out", "--dry-run", "--workers", 1).stdout
+    assert f"  base: {models[0]}\n  1: {models[1]}\n  2: {models[2]}\n" in shown
+    assert "in 1 file; buffers about" in shown
+    assert "for 1 worker\n" in shown
+    assert "everywhere: density 0.2, lambda 0.7, normalize true" in shown
+    rows = {
+        line.split()[0]: line.split(maxsplit=4)[1:]
+        for line in shown.splitlines()
+        if "ties:" in line
+    }
+    del rows["ties:"]
+    assert rows == {
+        "lm_head": ["bfloat16", "40x16", "1", "ties: weight (0, 1)"],
+        "model.embed_tokens": ["bfloat16", "40x16", "1", "ties: weight (0, 1)"],
+        "model.layers.*.input_layernorm": ["bfloat16", "16", "3", "ties: weight (0→1, 0…1)"],
+        "model.layers.*.mlp.down_proj": ["bfloat16", "16x48", "3", "ties: weight (0→1, 0…1)"],
+        "model.layers.*.self_attn.q_proj": ["bfloat16", "16x16", "3", "ties: weight (0→1, 0…1)"],
+        "model.norm": ["bfloat16", "16", "1", "ties: weight (0, 1)"],
+    }
+    every = invoke("merge", path, tmp_path / "out", "--dry-run", "--all").stdout
+    for line in (
+        "model.layers.0.mlp.down_proj.weight     bfloat16  16x48  ties: weight (0, 1)",
+        "model.layers.1.mlp.down_proj.weight     bfloat16  16x48  ties: weight (0.5, 0)",
+        "model.layers.2.mlp.down_proj.weight     bfloat16  16x48  ties: weight 1",
+    ):
+        assert line in every.splitlines()
+
+
+def test_a_dry_run_says_what_is_copied_and_why(tmp_path):
+    states = [llama_state(0), llama_state(1, noise_of=0)]
+    for state in states:
+        state["steps"] = torch.zeros((), dtype=torch.int64)
+    models = [write_model(tmp_path / str(number), state) for number, state in enumerate(states)]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe("linear", models)))
+    shown = invoke("merge", path, tmp_path / "out", "--dry-run").stdout
+    assert re.search(r"^steps +int64 +scalar +1  copied: not a floating-point tensor$", shown, re.M)
+    assert "everywhere: weight 1, normalize true\n" in shown
+
+
+def test_a_dry_run_looks_at_the_output_folder(recipe_file, models, tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").touch()
+    for out, part in ((foreign, "foreign"), (models[0], "holds the input")):
+        for options in ([], ["--json"]):
+            result = invoke("merge", recipe_file, out, "--dry-run", *options)
+            assert isinstance(result.exception, IsthmusError)
+            assert part in str(result.exception)
+    done = tmp_path / "done"
+    assert invoke("merge", recipe_file, done).exit_code == 0
+    assert invoke("merge", recipe_file, done, "--dry-run").exit_code == 1
+    assert invoke("merge", recipe_file, done, "--dry-run", "--overwrite").exit_code == 0
+
+
+def test_a_dry_run_looks_at_the_disk(recipe_file, tmp_path, monkeypatch):
+    class Full:
+        free = 10
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
+    result = invoke("merge", recipe_file, tmp_path / "out", "--dry-run")
+    assert "10 left" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -199,3 +272,105 @@ def test_inspect_of_the_base_with_itself_has_no_direction(models):
     data = json.loads(invoke("inspect", models[0], models[0], models[1], "--json").stdout)
     assert data["comparison"]["total"]["relative_distances"][0] == 0
     assert data["comparison"]["total"]["cosines"][0][1] is None
+
+
+def strict(text):
+    """JSON as the standard has it, without NaN and Infinity."""
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_inspect_cuts_no_name_and_numbers_the_models(tmp_path, models):
+    states = [load_file(path / "model.safetensors") for path in models[:3]]
+    long = "model.layers.3." + "very_long_name." * 8
+    wide = [
+        write_model(tmp_path / str(number), {long + "weight": state["lm_head.weight"] * 2, **state})
+        for number, state in enumerate(states)
+    ]
+    shown = invoke("inspect", *wide).stdout
+    assert long.replace(".3.", ".*.").removesuffix(".") in shown
+    assert f"  1: {wide[1]}\n  2: {wide[2]}\n" in shown
+    assert re.search(r"^module +parameters +1 +2 +cos 1,2$", shown, re.M)
+    assert "in 13 tensors, float32; " in shown
+    assert "in 1 file\n" in shown
+
+
+def test_inspect_folds_on_a_terminal(models, monkeypatch):
+    monkeypatch.setattr("isthmus.cli.inspect.room", lambda: 60)
+    shown = invoke("inspect", *models[:3]).stdout
+    assert max(map(len, shown.partition("module ")[2].splitlines())) <= 60
+
+
+def test_inspect_counts_the_modules_that_it_leaves_out(tmp_path):
+    names = [f"part_{chr(97 + number)}.weight" for number in range(11)]
+    base = write_model(tmp_path / "a", {name: torch.ones(2) for name in names})
+    other = write_model(tmp_path / "b", {name: torch.full((2,), 1.1) for name in names})
+    assert "\n1 more module (--all)\n" in invoke("inspect", base, other).stdout
+    assert "--all" not in invoke("inspect", base, other, "--all").stdout
+
+
+def test_inspect_doubts_models_that_are_strangers(models, tmp_path):
+    stranger = write_model(tmp_path / "stranger", llama_state(77))
+    result = invoke("inspect", *models[:2], stranger)
+    assert result.exit_code == 0
+    assert "can be merged" in result.stdout
+    assert (
+        "model 2 is farther from the base than the base is from zero: probably not a fine-tune of "
+        "it, and merging will likely fail"
+    ) in result.stdout
+    comparison = json.loads(invoke("inspect", *models[:2], stranger, "--json").stdout)["comparison"]
+    assert comparison["related"] is False
+    assert comparison["unrelated"] == [str(stranger)]
+    kin = json.loads(invoke("inspect", *models, "--json").stdout)["comparison"]
+    assert kin["related"] is True
+    assert kin["unrelated"] == []
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("first", ["huge", "base"])
+def test_inspect_of_numbers_whose_squares_overflow(models, tmp_path, first):
+    state = {
+        name: torch.full_like(tensor, -1e200 if tensor.ndim == 1 else 1.7e308, dtype=torch.float64)
+        for name, tensor in llama_state(0).items()
+    }
+    pair = [write_model(tmp_path / "huge", state), models[0]]
+    if first == "base":
+        pair.reverse()
+    comparison = strict(invoke("inspect", *pair, "--json").stdout)["comparison"]
+    assert comparison["total"]["relative_distances"] == [None]
+    assert comparison["total"]["cosines"] == [[None]]
+    assert comparison["related"] is None
+    if first == "huge":
+        assert comparison["total"]["base_norm"] is None
+    shown = invoke("inspect", *pair).stdout
+    assert re.search(r"^everything +4,416 +–$", shown, re.M)
+    assert "nan" not in shown
+
+
+def test_inspect_shows_a_dash_where_there_is_no_direction(models):
+    shown = invoke("inspect", models[0], models[0], models[1]).stdout
+    assert re.search(r"^everything +4,416  0.0000  0.1\d+ +–$", shown, re.M)
+    assert "nan" not in shown
+
+
+@pytest.mark.parametrize(
+    ("architectures", "shown"), [([1, 2], "1, 2; "), ("Odd", "Odd; "), ({"a": 1}, "{'a': 1}; ")]
+)
+def test_inspect_takes_any_architectures(tmp_path, architectures, shown):
+    model = write_model(tmp_path / "m", llama_state(0), architectures=architectures)
+    result = invoke("inspect", model)
+    assert result.exit_code == 0
+    assert shown in result.stdout
+
+
+def test_inspect_advises_what_it_can_do_about_nan(models, tmp_path):
+    state = llama_state(0)
+    state["lm_head.weight"][0, 0] = float("nan")
+    result = invoke("inspect", models[0], write_model(tmp_path / "broken", state))
+    assert isinstance(result.exception, IsthmusError)
+    assert "lm_head.weight holds nan at (0, 0)" in str(result.exception)
+    assert "--allow-nonfinite" not in str(result.exception)
+    assert "distances to it do not exist" in str(result.exception)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isthmus.cli.text import count, printable, room, table
+
 if TYPE_CHECKING:
     from isthmus.checkpoints import Checkpoint
     from isthmus.engine.comparison import Comparison, ModuleGeometry
@@ -62,8 +64,8 @@ def _summary(model: Checkpoint) -> dict[str, Any]:
     return {
         "model": model.label,
         "path": str(model.path),
-        "architectures": config.get("architectures"),
-        "model_type": config.get("model_type"),
+        "architectures": _words(config.get("architectures")),
+        "model_type": next(iter(_words(config.get("model_type"))), None),
         "parameters": sum(i.numel for i in model.tensors.values() if i.dtype.is_float),
         "tensors": len(model.tensors),
         "bytes": sum(info.nbytes for info in model.tensors.values()),
@@ -74,22 +76,28 @@ def _summary(model: Checkpoint) -> dict[str, Any]:
     }
 
 
+def _words(value: Any) -> list[str]:
+    """What a config says, in whatever form: files come from anywhere."""
+    return [str(part) for part in (value if isinstance(value, list) else [value]) if part]
+
+
 def _print_summaries(summaries: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"models": summaries}, indent=2, ensure_ascii=False))
         return
     for summary in summaries:
-        kind = ", ".join(summary["architectures"] or []) or summary["model_type"] or "no config"
+        kind = ", ".join(summary["architectures"]) or summary["model_type"] or "no config"
         formats = ", ".join(summary["elements_by_dtype"])
         typer.echo(
-            f"{summary['model']}\n  {kind}; {summary['parameters']:,} parameters in "
-            f"{summary['tensors']} tensors, {formats}; {summary['bytes']:,} bytes in "
-            f"{len(summary['files'])} file(s)"
+            f"{printable(summary['model'])}\n  {printable(kind)}; "
+            f"{count(summary['parameters'], 'parameter')} in "
+            f"{count(summary['tensors'], 'tensor')}, {formats}; "
+            f"{count(summary['bytes'], 'byte')} in {count(len(summary['files']), 'file')}"
         )
         for name, kept in summary["tied"].items():
-            typer.echo(f"  tied: {name} is {kept}")
+            typer.echo(printable(f"  tied: {name} is {kept}"))
         for note in summary["notes"]:
-            typer.echo(f"  note: {note}")
+            typer.echo(printable(f"  note: {note}"))
 
 
 def _tokens(base: Checkpoint, other: Checkpoint) -> int | None:
@@ -99,41 +107,59 @@ def _tokens(base: Checkpoint, other: Checkpoint) -> int | None:
 
 
 def _print_comparison(comparison: Comparison, tokens: list[int | None], most: int | None) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from isthmus.engine.compatibility import obstacles
 
     found = list(obstacles(comparison.matching, "the base"))
-    typer.echo("\nThese models can be merged." if not found else "\nThey cannot be merged whole:")
+    if found:
+        typer.echo("\nThey cannot be merged whole:")
+    elif comparison.far:
+        typer.echo("\nBy names and shapes these models can be merged.")
+    else:
+        typer.echo("\nThese models can be merged.")
     for text in found[:10]:
-        typer.echo(f"  - {text}")
+        typer.echo(printable(f"  - {text}"))
     if len(found) > 10:
         typer.echo(f"  - and {len(found) - 10} more")
     if found and comparison.matching.matched:
         typer.echo("  tensors: common in a recipe merges what they share.")
-    for label, count in zip(comparison.labels, tokens, strict=True):
-        if count:
-            typer.echo(f"warning: {count:,} tokens have other ids in {label} than in the base")
-    if comparison.total is None:
-        return
-    pairs = _pairs(len(comparison.labels))
-    table = Table(title="relative distance from the base, and cosines between task vectors")
-    table.add_column("module")
-    table.add_column("parameters", justify="right")
+    for number in comparison.far:
+        typer.echo(
+            f"warning: model {number + 1} is farther from the base than the base is from zero: "
+            "probably not a fine-tune of it, and merging will likely fail"
+        )
+    for label, tokens_of in zip(comparison.labels, tokens, strict=True):
+        if tokens_of:
+            typer.echo(
+                f"warning: {count(tokens_of, 'token')} with other ids in {printable(label)} than "
+                "in the base"
+            )
+    if comparison.total is not None:
+        _print_distances(comparison, comparison.total, most)
+
+
+def _print_distances(comparison: Comparison, total: ModuleGeometry, most: int | None) -> None:
+    typer.echo("\nRelative distance from the base, and cosines between task vectors:")
     for number, label in enumerate(comparison.labels, start=1):
-        table.add_column(f"{number}: {escape(label[-24:])}", justify="right")
-    for i, j in pairs:
-        table.add_column(f"cos {i + 1},{j + 1}", justify="right")
+        typer.echo(f"  {number}: {printable(label)}")
+    typer.echo()
+    pairs = _pairs(len(comparison.labels))
     moved = sorted(comparison.modules.items(), key=lambda item: -_farthest(item[1]))
-    for name, module in moved[:most]:
-        table.add_row(escape(name), *_cells(module, pairs))
-    table.add_section()
-    table.add_row("everything", *_cells(comparison.total, pairs))
-    Console().print(table)
+    rows = [
+        [
+            "module",
+            "parameters",
+            *(str(number + 1) for number in range(len(comparison.labels))),
+            *(f"cos {i + 1},{j + 1}" for i, j in pairs),
+        ],
+        ["everything", *_cells(total, pairs)],
+        *([name, *_cells(module, pairs)] for name, module in moved[:most]),
+    ]
+    for line in table(rows, left=(0,), width=room(), sections=2):
+        typer.echo(line)
+    if any("–" in row for row in rows):
+        typer.echo("–: not to be had, a vector is zero or too long for float64.")
     if most is not None and len(moved) > most:
-        typer.echo(f"{len(moved) - most} modules moved less; --all prints them.")
+        typer.echo(f"{count(len(moved) - most, 'more module')} (--all)")
 
 
 def _farthest(module: ModuleGeometry) -> float:
@@ -146,10 +172,13 @@ def _pairs(count: int) -> list[tuple[int, int]]:
 
 
 def _cells(module: ModuleGeometry, pairs: list[tuple[int, int]]) -> list[str]:
+    def number(value: float, form: str) -> str:
+        return "–" if _finite(value) is None else format(value, form)
+
     return [
         f"{module.parameters:,}",
-        *(f"{distance:.4f}" for distance in module.distances),
-        *(f"{module.cosines[pair]:+.3f}" for pair in pairs),
+        *(number(distance, ".4f") for distance in module.distances),
+        *(number(module.cosines[pair], "+.3f") for pair in pairs),
     ]
 
 
@@ -159,7 +188,7 @@ def _as_data(comparison: Comparison, tokens: list[int | None]) -> dict[str, Any]
     def geometry(module: ModuleGeometry) -> dict[str, Any]:
         return {
             "parameters": module.parameters,
-            "base_norm": module.base_norm,
+            "base_norm": _finite(module.base_norm),
             "relative_distances": [_finite(d) for d in module.distances.tolist()],
             "cosines": [[_finite(c) for c in row] for row in module.cosines.tolist()],
         }
@@ -168,10 +197,20 @@ def _as_data(comparison: Comparison, tokens: list[int | None]) -> dict[str, Any]
         "experts": list(comparison.labels),
         "mergeable": comparison.matching.is_complete,
         "obstacles": list(obstacles(comparison.matching, "the base")),
+        "related": _related(comparison),
+        "unrelated": [comparison.labels[number] for number in comparison.far],
         "differing_tokens": tokens,
         "modules": {name: geometry(module) for name, module in comparison.modules.items()},
         "total": None if comparison.total is None else geometry(comparison.total),
     }
+
+
+def _related(comparison: Comparison) -> bool | None:
+    """Whether all models may be fine-tunes of the base; None where that could not be measured."""
+    if comparison.far:
+        return False
+    distances = [] if comparison.total is None else comparison.total.distances.tolist()
+    return True if distances and all(distance == distance for distance in distances) else None
 
 
 def _finite(number: float) -> float | None:

@@ -5,13 +5,14 @@ Commands import what they need when they run, so that `--help` answers at once.
 
 from __future__ import annotations
 
-import os
+import json
 import sys
 from typing import Annotated
 
 import typer
 
 from isthmus.cli import demo, inspect, merge, methods, verify
+from isthmus.cli.streams import give_up_what_is_left, open_streams, tell_error
 from isthmus.errors import IsthmusError
 
 app = typer.Typer(
@@ -27,11 +28,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("merge")(merge.command)
-app.command("inspect")(inspect.command)
-app.command("methods")(methods.command)
-app.command("verify")(verify.command)
-app.command("demo")(demo.command)
+app.command("merge", short_help="Merge the models of a recipe into a folder.")(merge.command)
+app.command("inspect", short_help="Say what models are and whether they can be merged.")(
+    inspect.command
+)
+app.command("methods", short_help="List the merge methods, or explain one.")(methods.command)
+app.command("verify", short_help="Compare every byte of a merge with its manifest.")(verify.command)
+app.command("demo", short_help="Fine-tune three real experts, merge and compare them.")(
+    demo.command
+)
 
 
 def _print_version(value: bool) -> None:
@@ -55,13 +60,34 @@ def main(
 
 
 def run() -> None:
-    """Entry point: errors of ours become one message and an exit status."""
+    """Run the command line and leave: whatever goes wrong is one message and an exit status."""
+    open_streams()
+    status: int | str | None = 1
     try:
-        app()
-    except IsthmusError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        status = _run_app()
+        sys.stdout.flush()
     except BrokenPipeError:
         # The reader, `head` say, has gone; nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        status = 1
+    except OSError as error:
+        # What is printed has no file name.
+        where = error.filename or "the output cannot be written"
+        tell_error(f"error: {where}: {error.strerror or error}")
+        status = 1
+    give_up_what_is_left()
+    sys.exit(status)
+
+
+def _run_app() -> int | str | None:
+    """The exit status; errors of ours are told, as JSON to those who asked for JSON."""
+    try:
+        app()
+    except SystemExit as leaving:
+        return leaving.code
+    except IsthmusError as error:
+        if "--json" in sys.argv[1:]:
+            data = {"error": error.problem, "cure": error.cure}
+            typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        else:
+            tell_error(f"error: {error}")
+    return 1

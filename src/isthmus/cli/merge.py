@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from isthmus.cli.interrupts import listen_to_kill
+from isthmus.cli.text import count, printable
 
 if TYPE_CHECKING:
     from isthmus.engine.plan import Plan
@@ -40,6 +42,9 @@ def command(
     allow_nonfinite: Annotated[
         bool, typer.Option("--allow-nonfinite", help="Let NaN and infinity in the inputs pass.")
     ] = False,
+    every_tensor: Annotated[
+        bool, typer.Option("--all", help="With --dry-run: every tensor, not every kind of module.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the plan or the outcome as JSON on stdout.")
     ] = False,
@@ -49,8 +54,8 @@ def command(
     Memory stays at a few chunks of the tensors in hand, whatever the size and number of models. A
     merge that was interrupted, even by kill -9, goes on with --resume and ends in the same bytes.
 
+    \b
     Example recipe:
-
         merge_method: ties
         base_model: ./base
         models:
@@ -59,13 +64,19 @@ def command(
           - model: ./code
             parameters: {weight: 1.0, density: 0.2}
         dtype: bfloat16
-    """
-    from isthmus.api import plan, run_plan
+    """  # noqa: D301
+    if resume and overwrite:
+        raise typer.BadParameter(
+            "an interrupted merge either goes on or is replaced: choose one",
+            param_hint="--resume, --overwrite",
+        )
+    from isthmus.api import check_output, plan, run_plan
     from isthmus.checkpoints import parse_size
+    from isthmus.cli.plan_text import cost_lines
     from isthmus.cli.progress import terminal_progress
     from isthmus.engine.run import default_workers
 
-    count = default_workers() if workers is None else workers
+    threads = default_workers() if workers is None else workers
     with plan(
         recipe,
         device=device,
@@ -73,18 +84,18 @@ def command(
         allow_nonfinite=allow_nonfinite,
     ) as made:
         if dry_run:
-            _print_plan(made, count, as_json)
+            check_output(made, out, resume=resume, overwrite=overwrite)
+            _print_plan(made, threads, as_json, every_tensor)
             return
         if not as_json:
-            for line in _plan_lines(made, count):
+            for line in cost_lines(made, threads):
                 typer.echo(line, err=True)
-        # A polite kill is a Ctrl-C: stop between chunks and leave a resumable state.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        listen_to_kill()
         try:
             outcome = run_plan(
                 made,
                 out,
-                workers=count,
+                workers=threads,
                 resume=resume,
                 overwrite=overwrite,
                 progress=terminal_progress(),
@@ -98,38 +109,15 @@ def command(
         _print_outcome(outcome, as_json)
 
 
-def _plan_lines(made: Plan, workers: int) -> list[str]:
-    from rich.filesize import decimal
-
-    return [
-        f"{made.method.name}: {len(made.recipe.experts)} models"
-        + ("" if made.recipe.base_model is None else f" on {made.recipe.base_model}"),
-        f"{len(made.tasks)} tensors; inputs {decimal(made.bytes_to_read)}, read {made.readings}; "
-        f"output {decimal(made.bytes_to_write)} in {len(made.layout.shards)} file(s); "
-        f"buffers {decimal(made.peak_memory(workers))} for {workers} worker(s)",
-    ]
-
-
-def _print_plan(made: Plan, workers: int, as_json: bool) -> None:
+def _print_plan(made: Plan, workers: int, as_json: bool, every_tensor: bool) -> None:
+    from isthmus.cli.plan_text import plan_lines
     from isthmus.engine.describe import plan_as_data
 
     if as_json:
         _print_json(plan_as_data(made, workers))
         return
-    for line in _plan_lines(made, workers):
+    for line in plan_lines(made, workers, every_tensor=every_tensor):
         typer.echo(line)
-    from isthmus.engine.plan import MergeTask
-
-    for task in made.tasks:
-        what = (
-            made.method.name
-            if isinstance(task, MergeTask)
-            else f"from {made.donor.label}: {task.reason}"
-        )
-        shape = "x".join(map(str, task.output.shape)) or "scalar"
-        typer.echo(f"  {task.output.name}  {task.output.dtype.value} {shape}  {what}")
-    for note in made.notes:
-        typer.echo(f"note: {note}")
     typer.echo("dry run: nothing was written")
 
 
@@ -146,11 +134,13 @@ def _print_outcome(outcome: Outcome, as_json: bool) -> None:
         )
         return
     for note in outcome.notes:
-        typer.echo(f"note: {note}", err=True)
-    kept = f", {outcome.resumed} of them by an earlier run" if outcome.resumed else ""
-    typer.echo(
-        f"{outcome.out}: {outcome.merged} tensors merged, {outcome.carried} taken over{kept}"
-    )
+        typer.echo(f"note: {printable(note)}", err=True)
+    done = f"{count(outcome.merged, 'tensor')} merged, {outcome.carried:,} copied"
+    if outcome.resumed == outcome.merged + outcome.carried:
+        done += "; complete already, nothing to do"
+    elif outcome.resumed:
+        done += f"; {outcome.resumed:,} of them by an earlier run"
+    typer.echo(f"{outcome.out}: {done}")
 
 
 def _print_json(data: dict[str, Any]) -> None:

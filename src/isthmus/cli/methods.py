@@ -42,13 +42,27 @@ def _explain(method: Method) -> None:
 
     typer.echo(f"{method.name}: {method.summary}\n{method.reference}\n")
     typer.echo(fill(method.explanation, 88))
-    base = "required" if method.base is BaseUse.REQUIRED else "not used, unless it is a model too"
-    most = "any number of" if method.max_experts is None else f"at most {method.max_experts}"
-    typer.echo(
-        f"\nbase_model: {base}\nmodels: {most}, at least {method.min_experts}\n\nparameters:"
+    base = (
+        "required"
+        if method.base is BaseUse.REQUIRED
+        else "lends config and tokenizer; counts as a model only when listed"
     )
+    typer.echo(f"\nbase_model: {base}\nmodels: {_models(method)}\n\nparameters:")
     for parameter in method.parameters:
         typer.echo(f"  {_brief(parameter)}  [{parameter.scope.value}]\n      {parameter.summary}")
+
+
+def _models(method: Method) -> str:
+    """How many models a recipe lists, in words."""
+    from isthmus.methods.method import BaseUse
+
+    words = {1: "one", 2: "two", 3: "three"}
+    least, most = (words.get(n or 0, str(n)) for n in (method.min_experts, method.max_experts))
+    if method.max_experts is None:
+        number = f"{least} or more"
+    else:
+        number = f"exactly {most}" if least == most else f"{least} to {most}"
+    return f"{number}, besides base_model" if method.base is BaseUse.REQUIRED else number
 
 
 def _brief(parameter: Parameter) -> str:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from isthmus.cli.text import count
+
 
 def command(
     out: Annotated[Path, typer.Argument(help="A folder that `isthmus merge` wrote.")],
@@ -28,7 +30,7 @@ def command(
             typer.echo(f"{out}: {problem}", err=True)
         if not found.problems:
             typer.echo(
-                f"{out}: {found.tensors} tensors in {found.files} files, "
+                f"{out}: {count(found.tensors, 'tensor')} in {count(found.files, 'file')}, "
                 f"{found.bytes:,} bytes, all as written"
             )
     if found.problems:

@@ -15,6 +15,7 @@ from isthmus.engine.devices import Processor
 from isthmus.engine.matching import Matched, Matching, match
 from isthmus.engine.progress import Progress
 from isthmus.engine.streams import Buffers, CheckpointStream, Operand
+from isthmus.errors import NonFiniteError
 from isthmus.geometry.gram import cosines, norms
 from isthmus.typing import FloatArray
 
@@ -28,9 +29,11 @@ class ModuleGeometry:
 
     Attributes:
         parameters: How many numbers the module has, over all layers.
-        base_norm: Frobenius norm of the base's weights.
-        distances: ‖τ_k‖ / ‖θ_0‖ for each expert; NaN where the base is zero.
-        cosines: Cosine between every two task vectors, shape [K, K]; NaN for a zero task vector.
+        base_norm: Frobenius norm of the base's weights; NaN if its square overflows float64.
+        distances: ‖τ_k‖ / ‖θ_0‖ for each expert; where the base is zero, infinite, or NaN if the
+            expert is zero too; NaN where a square overflows.
+        cosines: Cosine between every two task vectors, shape [K, K]; NaN for a zero task vector
+            and where a square overflows.
     """
 
     parameters: int
@@ -55,6 +58,15 @@ class Comparison:
     modules: Mapping[str, ModuleGeometry]
     total: ModuleGeometry | None
 
+    @property
+    def far(self) -> tuple[int, ...]:
+        """Experts, from 0, that are farther from the base than the base is from zero.
+
+        Fine-tuning moves weights by a few percent; two independent trainings end about √2 apart.
+        """
+        distances = () if self.total is None else self.total.distances
+        return tuple(number for number, distance in enumerate(distances) if distance > 1)
+
 
 def compare(models: Sequence[Checkpoint], progress: Progress) -> Comparison:
     """Measure task vectors from the first model to each of the others.
@@ -73,23 +85,30 @@ def compare(models: Sequence[Checkpoint], progress: Progress) -> Comparison:
     sizes: dict[str, int] = {}
     buffers = Buffers()
     progress.begin("comparing", sum(matched.info.nbytes for matched in matching.matched))
-    try:
-        for matched in matching.matched:
-            module = module_name(matched.info.name)
-            gram = grams.setdefault(module, np.zeros((count + 1, count + 1)))
-            gram += _gram(base, experts, matched, buffers)
-            sizes[module] = sizes.get(module, 0) + matched.info.numel
-            progress.advance(matched.info.nbytes)
-    finally:
-        progress.finish()
-    everything = np.sum(list(grams.values()), axis=0)
-    total = _geometry(everything, sum(sizes.values())) if grams else None
-    return Comparison(
-        labels=tuple(expert.label for expert in experts),
-        matching=matching,
-        modules={name: _geometry(gram, sizes[name]) for name, gram in grams.items()},
-        total=total,
-    )
+    # Squares of float64 may overflow; what follows from them is then unknown, and NaN.
+    with np.errstate(all="ignore"):
+        try:
+            for matched in matching.matched:
+                module = module_name(matched.info.name)
+                gram = grams.setdefault(module, np.zeros((count + 1, count + 1)))
+                gram += _gram(base, experts, matched, buffers)
+                sizes[module] = sizes.get(module, 0) + matched.info.numel
+                progress.advance(matched.info.nbytes)
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                error.problem,
+                "The model is probably broken, and distances to it do not exist. A merge refuses "
+                "it too, unless it is told to let such numbers pass.",
+            ) from error
+        finally:
+            progress.finish()
+        everything = np.sum(list(grams.values()), axis=0)
+        return Comparison(
+            labels=tuple(expert.label for expert in experts),
+            matching=matching,
+            modules={name: _geometry(gram, sizes[name]) for name, gram in grams.items()},
+            total=_geometry(everything, sum(sizes.values())) if grams else None,
+        )
 
 
 def module_name(tensor: str) -> str:
@@ -123,12 +142,11 @@ def _gram(
 
 
 def _geometry(gram: NDArray[np.float64], parameters: int) -> ModuleGeometry:
-    lengths = norms(gram)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        distances = lengths[1:] / lengths[0]
+    known = np.where(np.isfinite(gram), gram, np.nan)
+    lengths = norms(known)
     return ModuleGeometry(
         parameters=parameters,
         base_norm=float(lengths[0]),
-        distances=distances,
-        cosines=cosines(gram[1:, 1:]),
+        distances=lengths[1:] / lengths[0],
+        cosines=cosines(known[1:, 1:]),
     )
