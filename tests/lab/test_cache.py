@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import stat
+
 import pytest
 import torch
 
@@ -54,6 +57,28 @@ def test_new_settings_replace_every_file_of_before(tmp_path):
     make_folder(folder, {"seed": 1}, lambda partial: (partial / "other").touch())
     assert not (folder / "weights").exists()
     assert not is_made(folder, SETTINGS)
+
+
+def test_others_may_read_what_was_made(tmp_path):
+    def fill_privately(partial):
+        (partial / "sub").mkdir()
+        for path in (partial / "weights", partial / "sub" / "weights"):
+            path.touch(0o600)
+
+    before = os.umask(0o027)
+    try:
+        make_folder(tmp_path / "expert", SETTINGS, fill_privately)
+        Head(torch.randn(2, 5), torch.randn(2)).save(tmp_path / "heads" / "a.safetensors", "key")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o640}
+    assert sorted(path.name for path in files) == [
+        "a.safetensors",
+        "made_from.json",
+        "weights",
+        "weights",
+    ]
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"key": 1}'])

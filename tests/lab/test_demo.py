@@ -8,13 +8,16 @@ import pytest
 from conftest import average
 from rich.console import Console
 
+import isthmus
 from isthmus.errors import IsthmusError
 from isthmus.lab.candidates import POSITIONS, SCALES, contests
 from isthmus.lab.demo import run_demo
 from isthmus.lab.evaluate import Row, normalise
 from isthmus.lab.progress import Narrator
-from isthmus.lab.settings import DemoSettings, Sizes
-from isthmus.lab.tables import cell, label
+from isthmus.lab.reactions import ReactionResults
+from isthmus.lab.results import Choice, DemoResults
+from isthmus.lab.settings import SIZES, DemoSettings, Sizes
+from isthmus.lab.tables import accuracy_table, cell, label, reaction_remarks, remarks
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def test_the_mean_normalised_accuracy_is_a_mean_of_ratios():
 
 def test_a_cell_shows_percent_and_share():
     assert cell(0.8125, 0.974) == "81.2 (97)"
-    assert label(Row("ties", "merged", {}, {}, note="lambda = 1")) == "ties (lambda = 1)"
+    assert label(Row("ties", "merged", {}, {}, setting="λ=1", note="a note")) == "ties λ=1"
 
 
 def test_every_method_has_the_same_number_of_tries():
@@ -60,6 +63,10 @@ def test_every_method_has_the_same_number_of_tries():
     assert set(tries.values()) == {len(SCALES)}
     assert made["slerp"].tasks == ("a", "c")
     assert made["passthrough"].tasks == ("a",)
+    names = {method: contest.candidates[-1].recipe["name"] for method, contest in made.items()}
+    assert names["ties"] == "ties of a, b and c"
+    assert names["slerp"] == "slerp of a and c"
+    assert names["passthrough"] == "passthrough of a"
 
 
 def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder, monkeypatch):
@@ -82,6 +89,12 @@ def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder
     assert rows["movies expert"].normalised["movies"] == 1
     assert rows["tweets expert"].normalised["tweets"] == 1
     assert "Test accuracy" in said(narrator)
+    assert "slerp: of the" not in said(narrator)  # Of two tasks it takes both.
+    assert "passthrough: a copy of the movies expert only.\n" in said(narrator)
+    assert "±13.7 points at 75 % with 10 examples" in said(narrator)
+    stages = [stage.name for stage in first.stages]
+    assert "Trials of ties (3 merges, validation)" in stages
+    assert "Merge by linear" in stages
 
     saved = json.loads((tmp_path / "results.json").read_text())
     assert [row["name"] for row in saved["rows"]] == list(rows)
@@ -89,11 +102,66 @@ def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder
     assert sorted(path.name for path in (tmp_path / "merged").iterdir()) == sorted(first.choices)
 
     expert = tmp_path / "experts" / "movies" / "model.safetensors"
+    readable = (tmp_path / "results.json").stat().st_mode
+    assert expert.stat().st_mode == readable
+    assert (tmp_path / "heads" / "movies.safetensors").stat().st_mode == readable
     made = expert.stat().st_mtime_ns
     again = run_demo(tmp_path, settings=tiny, merge=average, reactions=False)
     assert expert.stat().st_mtime_ns == made
     assert [row.accuracy for row in again.rows] == [row.accuracy for row in first.rows]
     assert not any(stage.name.startswith(("Head", "Expert")) for stage in again.stages)
+    assert any(stage.name.startswith("Test") for stage in again.stages)
+
+
+def test_the_demo_names_its_merges(tmp_path, small_encoder):
+    (contest, *_) = contests(small_encoder, {"a": small_encoder, "b": small_encoder})
+    isthmus.merge(contest.candidates[0].recipe, tmp_path / ".linear.trial")
+    card = (tmp_path / ".linear.trial" / "README.md").read_text("utf-8")
+    assert "\n# linear of a and b\n" in card
+
+
+def some_results(setting="λ=1.5", longest="task_arithmetic"):
+    """The longest labels and widest cells that there are."""
+    scores = dict.fromkeys(SIZES, 0.754)
+    shares = dict.fromkeys(SIZES, 1.0)
+    grid = {f"λ={scale:g}": 0.9 for scale in SCALES}
+    return DemoResults(
+        settings=DemoSettings(),
+        classes=dict.fromkeys(SIZES, ("bad", "good")),
+        rows=(
+            Row("base", "base", scores, shares),
+            Row(longest, "merged", scores, shares, 10.25, setting, "a note"),
+        ),
+        choices={longest: Choice(setting, {}, grid)},
+        stages=(),
+        environment={},
+        reactions=None,
+    )
+
+
+def test_the_table_fits_a_terminal_without_folding():
+    console = Console(file=io.StringIO(), width=80)
+    console.print(accuracy_table(some_results()))
+    lines = console.file.getvalue().splitlines()
+    assert any("task_arithmetic λ=1.5" in line and "10.2 s" in line for line in lines)
+
+
+def test_the_lines_below_the_table_warn_of_noise_and_edges():
+    told = list(remarks(some_results()))
+    assert told[0] == "task_arithmetic: a note."
+    assert "±1.9 points at 75 % with 500 examples. Do not read a ranking into a point" in told[1]
+    assert told[2].startswith("task_arithmetic: λ=1.5 lies at the edge of its grid (λ=0.5, λ=1, ")
+    assert not any("edge" in line for line in remarks(some_results("λ=1")))
+    assert any("edge" in line for line in remarks(some_results("λ=0.5")))
+    written = some_results().as_json()["choices"]["task_arithmetic"]
+    assert written["at_edge"] is True
+
+
+def test_the_reaction_models_come_with_an_explanation():
+    found = ReactionResults({}, 1, 2, {"a": 0.1}, 0.2, 0.3, 0.4, 103, {"base": 93, "merged": 87})
+    told = list(reaction_remarks(found))
+    assert told[0].endswith("of 103: base 93, merged 87.")
+    assert "The base is expected to win" in told[1]
 
 
 def test_one_task_alone_is_refused(tmp_path):

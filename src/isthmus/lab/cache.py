@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,20 @@ def is_made(folder: Path, settings: Mapping[str, Any]) -> bool:
     return isinstance(record, dict) and record.get("key") == content_key(settings)
 
 
+def share_files(folder: Path) -> None:
+    """Give the files in a folder the permissions that new files have here.
+
+    safetensors writes through temporary files, which only their owner may read.
+    """
+    probe = folder / ".permissions"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
 def make_folder(folder: Path, settings: Mapping[str, Any], fill: Callable[[Path], None]) -> None:
     """Make a folder afresh: filled elsewhere, recorded, and only then put in place.
 
@@ -51,6 +66,7 @@ def make_folder(folder: Path, settings: Mapping[str, Any], fill: Callable[[Path]
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     fill(partial)
+    share_files(partial)
     record = {"key": content_key(settings), "settings": settings}
     (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)

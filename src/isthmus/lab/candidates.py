@@ -57,7 +57,7 @@ def contests(base: Path, experts: Mapping[str, Path]) -> list[Contest]:
     tasks = tuple(experts)
     folders = [str(path) for path in experts.values()]
     ends = (tasks[0], tasks[-1])
-    return [
+    made = [
         Contest("linear", tasks, (Candidate("equal weights", _linear(folders)),)),
         _task_vectors("task_arithmetic", base, experts),
         _task_vectors("ties", base, experts, density=DENSITY),
@@ -73,6 +73,16 @@ def contests(base: Path, experts: Mapping[str, Path]) -> list[Contest]:
         ),
         Contest("passthrough", tasks[:1], (Candidate("a copy", _passthrough(folders[0])),)),
     ]
+    for contest in made:
+        for candidate in contest.candidates:
+            candidate.recipe["name"] = f"{contest.method} of {listed(contest.tasks)}"
+    return made
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _task_vectors(

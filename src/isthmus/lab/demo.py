@@ -26,13 +26,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import IsthmusError
-from isthmus.lab.candidates import Contest, contests
+from isthmus.lab.candidates import Contest, contests, listed
 from isthmus.lab.evaluate import Accuracies, Row, evaluate, normalise
 from isthmus.lab.packaged import minilm
 from isthmus.lab.progress import Narrator
 from isthmus.lab.results import Choice, DemoResults
 from isthmus.lab.settings import DemoSettings
-from isthmus.lab.tables import accuracy_table
+from isthmus.lab.tables import accuracy_table, reaction_remarks, remarks
 from isthmus.lab.text import Task
 
 if TYPE_CHECKING:
@@ -53,12 +53,14 @@ def run_demo(
     """Fine-tune experts, merge them by every method, and print and save what came out.
 
     Writes ``experts/``, ``heads/``, ``merged/`` and ``results.json`` into the output folder.
-    Experts and heads of an earlier run with the same settings are reused.
+    Experts and heads of an earlier run with the same settings are reused; merges and tests are
+    made anew.
 
     Args:
         output: Folder to write to; made if it is missing.
         merge: Merges a recipe into a folder: `isthmus.merge`, which lies on a floor above.
-        settings: Sizes, rates and seeds; by default those that take under five minutes.
+        settings: Sizes, rates and seeds; by default those that take under five minutes on
+            two quiet cores.
         narrator: Shows the progress; on standard output by default.
         reactions: Whether to merge the reaction models of rxnfp as well.
 
@@ -94,6 +96,7 @@ def run_demo(
                     accuracy=accuracy,
                     normalised=normalise(accuracy, expert_accuracy),
                     merge_seconds=seconds,
+                    setting=choice.setting if choice.validation else "",
                     note=_note(contest, choice, tuple(tasks)),
                 )
             )
@@ -183,7 +186,7 @@ def _hold(
     validation: dict[str, float] = {}
     best: tuple[float, float, int] | None = None
     total = len(contest.candidates)
-    with bench.narrator.stage(f"Merges by {contest.method}", total) as advance:
+    with bench.narrator.stage(_stage_name(contest), total) as advance:
         for index, candidate in enumerate(contest.candidates):
             start = perf_counter()
             merge(candidate.recipe, trial, overwrite=True)
@@ -206,10 +209,19 @@ def _hold(
 
 
 def _note(contest: Contest, choice: Choice, tasks: tuple[str, ...]) -> str:
-    """What stands in brackets behind the method's name."""
-    if contest.tasks == tasks:
-        return choice.setting
-    return f"{', '.join(contest.tasks)} only; {choice.setting}"
+    """What the reader must know about the method's line; stands below the table."""
+    notes = [] if choice.validation else [choice.setting]
+    if contest.tasks != tasks:
+        noun = "expert" if len(contest.tasks) == 1 else "experts"
+        notes.append(f"of the {listed(contest.tasks)} {noun} only")
+    return " ".join(notes)
+
+
+def _stage_name(contest: Contest) -> str:
+    total = len(contest.candidates)
+    if total == 1:
+        return f"Merge by {contest.method}"
+    return f"Trials of {contest.method} ({total} merges, validation)"
 
 
 def _let_threads_sleep() -> None:
@@ -248,16 +260,13 @@ def _environment(settings: DemoSettings) -> dict[str, str]:
 
 
 def _tell(results: DemoResults, narrator: Narrator) -> None:
-    """Print the table, the reaction models and the total time."""
+    """Print the table, what belongs to it, the reaction models and the total time."""
     narrator.console.print(accuracy_table(results))
+    for line in remarks(results):
+        narrator.say(line)
     if results.reactions is not None:
-        found = results.reactions
-        distances = ", ".join(f"{name} {value:.3f}" for name, value in found.distances.items())
-        recovered = ", ".join(f"{name} {hits}" for name, hits in found.recovered.items())
-        narrator.say(
-            f"Reaction models (rxnfp, TIES on {found.common_tensors} common tensors, "
-            f"{found.merge_seconds:.1f} s): relative distance to the base {distances}, "
-            f"merged {found.merged_distance:.3f}; cosine of the task vectors {found.cosine:.3f}; "
-            f"masked symbols recovered, of {found.masked_symbols}: {recovered}."
-        )
+        narrator.say("")
+        for line in reaction_remarks(results.reactions):
+            narrator.say(line)
+    narrator.say("")
     narrator.say(f"All stages: {results.seconds:.0f} s")

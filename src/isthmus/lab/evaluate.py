@@ -53,7 +53,8 @@ class Row:
         accuracy: Test accuracy by task, between 0 and 1.
         normalised: The same divided by the task's own expert's accuracy; 1 is as good.
         merge_seconds: Time of the merge, where there was one.
-        note: What the reader must know about this line.
+        setting: What validation chose, such as ``λ=1``; empty where there was no choice.
+        note: What the reader must know about this line; stands below the table.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Row:
     accuracy: Accuracies
     normalised: Accuracies
     merge_seconds: float | None = None
+    setting: str = ""
     note: str = ""
 
     @property

@@ -16,6 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from isthmus.lab.cache import share_files
+
 
 @dataclass(frozen=True)
 class Head:
@@ -43,6 +45,7 @@ class Head:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         save_file({"weight": self.weight, "bias": self.bias}, partial, {"key": key})
+        share_files(path.parent)
         partial.replace(path)
 
     @classmethod

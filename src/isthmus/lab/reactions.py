@@ -77,6 +77,7 @@ def merge_reactions(output: Path, merge: Callable[..., Any]) -> ReactionResults:
     """
     base = rxnfp(BASE)
     recipe: dict[str, Any] = {
+        "name": "rxnfp's fine-tunes by ties",
         "merge_method": "ties",
         "base_model": str(base),
         "models": [

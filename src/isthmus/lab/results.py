@@ -32,6 +32,12 @@ class Choice:
     recipe: Recipe
     validation: dict[str, float]
 
+    @property
+    def at_edge(self) -> bool:
+        """Whether the kept value is the first or last of its grid: one beyond may be better."""
+        grid = [*self.validation]
+        return len(grid) > 1 and self.setting in (grid[0], grid[-1])
+
 
 @dataclass(frozen=True)
 class DemoResults:
@@ -71,6 +77,8 @@ class DemoResults:
         for row, written in zip(self.rows, values["rows"], strict=True):
             written["mean_accuracy"] = row.mean_accuracy
             written["mean_normalised"] = row.mean_normalised
+        for method, choice in self.choices.items():
+            values["choices"][method]["at_edge"] = choice.at_edge
         values["seconds"] = self.seconds
         return values
 

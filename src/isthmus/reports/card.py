@@ -46,7 +46,8 @@ def model_card(
     return environment.get_template("card.md.jinja").render(
         title=title,
         method=method,
-        reference=reference,
+        # "none; ..." says that there is no paper.
+        reference=None if reference.startswith("none") else reference,
         models=[_plain(name) for name in models],
         base_model=None if base_model is None else _plain(base_model),
         hub_ids=sorted({name for name in names if _is_hub_id(name)}),

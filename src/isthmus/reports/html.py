@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from isthmus.lab.results import DemoResults
-from isthmus.lab.tables import cell, label
+from isthmus.lab.tables import WHY_THE_BASE_WINS, cell, label, remarks
 from isthmus.reports.html_figures import accuracy_figure
 
 
-def demo_report(results: DemoResults) -> str:
+def demo_report(results: DemoResults, output: Path | None = None) -> str:
     """Render a demo run as HTML.
 
     Every value is escaped by the template engine; the figure alone is taken as markup, and its
@@ -21,6 +22,7 @@ def demo_report(results: DemoResults) -> str:
 
     Args:
         results: What `isthmus.lab.demo.run_demo` returned.
+        output: The folder that it wrote to; paths in it are shown relative to it.
     """
     environment = Environment(
         loader=PackageLoader("isthmus.reports"),
@@ -35,10 +37,35 @@ def demo_report(results: DemoResults) -> str:
         figure=Markup(figure),  # noqa: S704 (drawn here; labels are escaped by the SVG writer)
         cell=cell,
         label=label,
-        as_yaml=lambda recipe: yaml.safe_dump(recipe, sort_keys=False),
+        remarks=list(remarks(results)),
+        why_the_base_wins=WHY_THE_BASE_WINS,
+        as_yaml=lambda recipe: yaml.safe_dump(
+            _with_short_paths(recipe, output), sort_keys=False, allow_unicode=True
+        ),
     )
 
 
 def write_demo_report(results: DemoResults, path: Path) -> None:
     """Write the report of a demo run to a file, replacing what is there."""
-    path.write_text(demo_report(results), encoding="utf-8")
+    path.write_text(demo_report(results, path.parent), encoding="utf-8")
+
+
+def _with_short_paths(value: Any, output: Path | None) -> Any:
+    """A recipe whose paths mean something on other machines too.
+
+    What lies in an installed package is shown as the package and the path in it.
+    """
+    if isinstance(value, dict):
+        return {key: _with_short_paths(part, output) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_with_short_paths(part, output) for part in value]
+    if not isinstance(value, str):
+        return value
+    path = Path(value)
+    for packages in ("site-packages", "dist-packages"):
+        if packages in path.parts:
+            last = len(path.parts) - path.parts[::-1].index(packages)
+            return Path(*path.parts[last:]).as_posix()
+    if output is not None and path.is_absolute() is output.is_absolute():
+        return path.relative_to(output).as_posix() if path.is_relative_to(output) else value
+    return value

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from isthmus.lab.evaluate import Row
 from isthmus.lab.tables import label
 
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-"""Paul Tol's "bright" scheme, which the colour-blind can tell apart."""
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+"""Okabe and Ito's scheme, which the colour-blind can tell apart."""
+
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+"""Shapes besides colours, for prints without them."""
 
 
 def accuracy_figure(rows: Sequence[Row], tasks: Sequence[str]) -> str:
-    """Draw normalised accuracy, a line per encoder and a dot per task.
+    """Draw normalised accuracy, a line per encoder and a mark per task.
 
     Args:
         rows: The encoders, top to bottom.
@@ -29,19 +32,26 @@ def accuracy_figure(rows: Sequence[Row], tasks: Sequence[str]) -> str:
     height = 0.5 / len(tasks)
     # A fixed salt and no date make the file the same on every run.
     with rc_context({"svg.hashsalt": "isthmus", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(8.5, 0.9 + 0.42 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(8.5, 1.5 + 0.42 * len(rows)), layout="constrained")
         axes = figure.subplots()
         for index, task in enumerate(tasks):
             places = [place + (index - (len(tasks) - 1) / 2) * height for place in range(len(rows))]
             values = [100 * row.normalised[task] for row in rows]
-            colour = _COLOURS[index % len(_COLOURS)]
-            axes.plot(values, places, "o", label=_plain(task), color=colour)
+            axes.plot(
+                values,
+                places,
+                linestyle="none",
+                marker=_MARKERS[index % len(_MARKERS)],
+                color=_COLOURS[index % len(_COLOURS)],
+                label=_plain(task),
+            )
         axes.axvline(100, color="black", linewidth=0.8)
         axes.grid(axis="x", linewidth=0.4)
         axes.set_yticks(range(len(rows)), [_plain(label(row)) for row in rows])
         axes.invert_yaxis()
-        axes.set_xlabel("accuracy, % of the task's expert")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=len(tasks), frameon=False)
+        axes.set_xlabel("test accuracy, % of the task's own expert")
+        figure.suptitle("What every encoder keeps of each expert's accuracy")
+        figure.legend(loc="outside lower center", ncols=len(tasks), frameon=False)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return _element(buffer.getvalue())
