@@ -1,6 +1,8 @@
 """LoRA adapters: PEFT's own merge is the oracle."""
 
 import json
+import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -250,6 +252,10 @@ def test_a_folder_with_a_plus_in_its_name(copy: Path) -> None:
         ({"r": 0}, "r in adapter_config.json is 0"),
         ({"r": "8"}, "r in adapter_config.json is '8'"),
         ({"lora_alpha": None}, "lora_alpha in adapter_config.json is None"),
+        ({"lora_alpha": 10**400}, "lora_alpha in adapter_config.json is 1000"),
+        ({"lora_alpha": 1e39}, r"lora_alpha in adapter_config.json is 1e\+39"),
+        ({"lora_alpha": math.inf}, "lora_alpha in adapter_config.json is inf"),
+        ({"lora_alpha": math.nan}, "lora_alpha in adapter_config.json is nan"),
         (
             {"rank_pattern": {"(": 1}},
             "rank_pattern in adapter_config.json is not a map of patterns",
@@ -308,7 +314,9 @@ def test_weights_that_do_not_fit(copy: Path, change: Any, message: str) -> None:
 
 
 def test_folders_that_are_no_adapters(copy: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json cannot be read"):
+    with pytest.raises(
+        CheckpointError, match=r"base is no adapter: it has no adapter_config\.json"
+    ):
         open_checkpoint("base+base", root=copy)
     with pytest.raises(CheckpointError, match="there is no model at adaptor") as caught:
         open_checkpoint("base+adaptor", root=copy)
@@ -318,6 +326,13 @@ def test_folders_that_are_no_adapters(copy: Path) -> None:
         together(copy)
     with pytest.raises(CheckpointError, match="is an adapter, not a model"):
         open_checkpoint("adapter", root=copy)
+
+
+def test_a_pipe_is_no_configuration(copy: Path) -> None:
+    (copy / "adapter" / "adapter_config.json").unlink()
+    os.mkfifo(copy / "adapter" / "adapter_config.json")
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json is a folder or a device"):
+        together(copy)
 
 
 def test_a_new_tensor_is_noted(copy: Path) -> None:

@@ -113,7 +113,9 @@ def test_ties_are_recorded_as_save_model_records_them(tmp_path: Path) -> None:
     assert open_checkpoint(str(tmp_path)).tied == {"head": "b"}
 
 
-@pytest.mark.parametrize("tensors", [[info("a"), info("a")], [info("__metadata__")]])
+@pytest.mark.parametrize(
+    "tensors", [[info("a"), info("a")], [info("__metadata__")], [info("\ud800")]]
+)
 def test_names_that_cannot_be_written(tensors: list[TensorInfo]) -> None:
     with pytest.raises(PlanError):
         ShardLayout.plan(tensors, 100)
@@ -250,6 +252,16 @@ def test_a_path_that_cannot_be_opened_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="No such file"):
         ShardWriter(tmp_path / "missing" / "m", shard)
     assert tmp_path.is_dir()
+
+
+def test_too_many_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", fail)
+    (shard,) = ShardLayout.plan([info("x", 10)], 10**9).shards
+    with pytest.raises(OutputError, match=r"Too many open files\n  Raise the limit with `ulimit"):
+        ShardWriter(tmp_path / "m", shard)
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,7 @@ BAD_HEADERS = {
     "surrogate name": ('{"\\ud800":' + json.dumps(entry()) + "}", "not valid Unicode"),
     "metadata of numbers": ({"__metadata__": {"a": 1}}, "__metadata__ must map text to text"),
     "metadata is a list": ({"__metadata__": []}, "__metadata__ must map text to text"),
+    "metadata with half a character": ('{"__metadata__": {"a": "\\ud800"}}', "__metadata__ is not valid Unicode"),
     "entry is a list": ({"x": []}, "'x' needs dtype, shape and data_offsets"),
     "missing field": ({"x": {"dtype": "F32", "shape": [2]}}, "'x' needs dtype"),
     "extra field": ({"x": entry() | {"more": 1}}, "'x' needs dtype"),

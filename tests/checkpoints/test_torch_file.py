@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from isthmus.checkpoints import Dtype, open_checkpoint
+from isthmus.checkpoints.memory import MemoryCheckpoint
 from isthmus.checkpoints.torch_file import TorchFile
 from isthmus.errors import CheckpointError
 
@@ -208,3 +209,46 @@ def test_corrupted_files_open_or_are_refused(tmp_path: Path, zipped: bool) -> No
             continue
         for name, info in file.tensors.items():
             assert file.read_stored(name, 0, info.numel).size == info.numel
+
+
+def test_names_that_no_text_can_hold(tmp_path: Path) -> None:
+    state: dict[str, object] = {"a\ud800": torch.ones(2)}
+    with pytest.raises(CheckpointError, match=r"m\.pt: the name of tensor .*ud800.* not valid"):
+        TorchFile(save(tmp_path / "m.pt", state))
+    file = TorchFile(save(tmp_path / "m.pt", {"x": torch.ones(2), "a\ud800": 1}))
+    "".join(file.notes).encode()
+    with pytest.raises(CheckpointError) as caught:
+        TorchFile(save(tmp_path / "m.pt", {"a\ud800": 1}))
+    str(caught.value).encode()
+
+
+def test_views_that_torch_negates_later() -> None:
+    whole = torch.tensor([1 + 2j, 3 + 4j, 5 + 6j])
+    state = {"plain": whole.imag, "negated": whole.conj().imag}
+    assert state["negated"].is_neg()
+    memory = MemoryCheckpoint("m", state)
+    assert not memory.tied
+    assert memory.read_stored("negated", 1, 3).tolist() == [-4, -6]
+    assert memory.read_stored("plain", 1, 3).tolist() == [4, 6]
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype.*")
+def test_tensors_without_memory_of_their_own() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    parts = [torch.ones(2), torch.ones(3)]
+    for tensor, message in (
+        (fake, "'x' is a FakeTensor whose numbers cannot be read"),
+        (torch.nested.nested_tensor(parts), "'x' is nested"),
+        (torch.nested.nested_tensor(parts, layout=torch.jagged), "'x' is nested"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            MemoryCheckpoint("m", {"x": tensor})
+
+
+@pytest.mark.parametrize("state", [[torch.ones(2)], torch.nn.Linear(1, 1), None])
+def test_what_is_no_state_dict(state: object) -> None:
+    with pytest.raises(CheckpointError, match=r"Pass model\.state_dict\(\)"):
+        MemoryCheckpoint("m", state)

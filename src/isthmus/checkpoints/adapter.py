@@ -40,6 +40,8 @@ _UNSUPPORTED = {
     "kasa_config": "KaSA",
     "monteclora_config": "MonteCLoRA",
 }
+_LARGEST = float(np.finfo(np.float32).max)
+
 # Other ways to begin take something out of the base model, and the adapter fits only what is left.
 _HARMLESS_BEGINNINGS = (True, False, None, "true", "gaussian", "eva", "orthogonal")
 
@@ -92,6 +94,15 @@ class Adapter:
         self.label = label
         self.path = path
         config_path = inside(path, ADAPTER_CONFIG)
+        if not config_path.exists():
+            raise CheckpointError(
+                f"{label} is no adapter: "
+                + (
+                    f"it has no {ADAPTER_CONFIG}" if path.is_dir() else "it is a file, not a folder"
+                ),
+                f"What follows a plus sign is the folder of a LoRA adapter, with {ADAPTER_CONFIG} "
+                "in it. List another model by itself.",
+            )
         self.config: Mapping[str, Any] = read_json(config_path)
         _check_supported(self.config, label)
         self._file = _open_weights(path)
@@ -182,9 +193,15 @@ class Adapter:
             raise CheckpointError(
                 f"{self.label}: {pattern_key} in {ADAPTER_CONFIG} is not a map of patterns"
             ) from error
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        # NaN is in no interval, and a number too large for float32 scales to infinity.
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < _LARGEST
+        ):
             raise CheckpointError(
-                f"{self.label}: {key} in {ADAPTER_CONFIG} is {value!r} for {module}"
+                f"{self.label}: {key} in {ADAPTER_CONFIG} is {value!r:.80} for {module}",
+                "It must be a positive number. Download the adapter again.",
             )
         return value
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isthmus.checkpoints.regular import read_regular
 from isthmus.checkpoints.tensor_file import TensorFile
 from isthmus.errors import CheckpointError
 
@@ -20,10 +21,9 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if the file cannot be read or holds anything else.
     """
+    content = read_regular(path)
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not valid JSON: {error}", "Download it again, or mend it by hand."
@@ -79,6 +79,15 @@ def inside(folder: Path, relative: str) -> Path:
             f"{folder / path} is a link to {target}, outside of the folder",
             "Copy the file into the folder, or name the linked folder itself.",
         )
+    try:
+        target.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # whoever needs the file says so
+    except OSError as error:  # a name of thousands of characters, links in a circle, no permission
+        raise CheckpointError(
+            f"{folder}: {relative:.80} cannot be looked at: {error.strerror}",
+            "See that the model's folder is yours to read, and its index undamaged.",
+        ) from error
     return folder / path
 
 

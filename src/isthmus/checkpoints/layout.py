@@ -64,10 +64,10 @@ class ShardLayout:
             tensors: What is written, by distinct names.
             max_shard_size: The most bytes of numbers in one file.
             tied: Names to record as sharing another tensor's numbers, as
-                `safetensors.torch.save_model` records them.
+                `safetensors.torch.save_model` records them; a checkpoint's `tied_by_file`.
 
         Raises:
-            PlanError: if two tensors have the same name, or a name is reserved by the format.
+            PlanError: if two tensors have the same name, or a name cannot stand in the format.
         """
         _check_names(tensors)
         tied = dict(tied or {})
@@ -108,6 +108,10 @@ def _check_names(tensors: Sequence[TensorInfo]) -> None:
             raise PlanError(f"two output tensors are named {info.name!r}")
         if info.name == "__metadata__":
             raise PlanError("no tensor can be named '__metadata__': safetensors reserves the name")
+        try:
+            info.name.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PlanError(f"the name {info.name!r} is not valid Unicode") from error
         seen.add(info.name)
 
 

@@ -9,7 +9,6 @@ file that is cut short kills the process, and mapped pages count as memory in us
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import weakref
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from isthmus.checkpoints.base import SourceFile
 from isthmus.checkpoints.dtypes import Dtype, decode
+from isthmus.checkpoints.regular import open_regular
 from isthmus.checkpoints.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, parse_header
 from isthmus.checkpoints.tensor_file import TensorFile, check_range
 from isthmus.errors import CheckpointError
@@ -135,25 +135,6 @@ class SafetensorsFile(TensorFile):
                     "Leave model files alone while Isthmus reads them.",
                 )
             done += count
-
-
-def open_regular(path: Path) -> tuple[int, os.stat_result]:
-    """Open a plain file for reading.
-
-    Returns:
-        Its descriptor, and its status.
-
-    Raises:
-        CheckpointError: if it does not exist, may not be read, or is no plain file.
-    """
-    try:
-        # A pipe would block the opening, so look first.
-        if stat.S_ISREG(path.stat().st_mode):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            return descriptor, os.fstat(descriptor)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from error
-    raise CheckpointError(f"{path} is a folder or a device, not a file")
 
 
 def _thread_scratch() -> StorageArray:

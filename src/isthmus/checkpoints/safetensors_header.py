@@ -107,6 +107,10 @@ def _metadata(value: Any, file: str) -> dict[str, str]:
     if value is None:
         return {}
     if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+        try:
+            "".join([*value, *value.values()]).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"{file}: __metadata__ is not valid Unicode", _DAMAGED) from error
         return value
     raise CheckpointError(f"{file}: __metadata__ must map text to text", _DAMAGED)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from isthmus.checkpoints.base import SourceFile
 from isthmus.checkpoints.dtypes import decode
-from isthmus.checkpoints.safetensors_file import open_regular
+from isthmus.checkpoints.regular import open_regular
 from isthmus.checkpoints.tensor_file import TensorFile
-from isthmus.checkpoints.torch_tensors import TensorTable
+from isthmus.checkpoints.torch_tensors import TensorTable, printable
 from isthmus.errors import CheckpointError
 from isthmus.typing import FloatArray, StorageArray
 
@@ -58,9 +58,10 @@ class TorchFile(TensorFile):
         self.tensors = self._table.tensors
         self.tied = self._table.tied
         if self._table.others:
-            notes.append(
-                f"{path.name}: left out what is no tensor: {', '.join(self._table.others)}."
-            )
+            others = ", ".join(self._table.others[:8])
+            more = len(self._table.others) - 8
+            others += f" and {more} more" if more > 0 else ""
+            notes.append(f"{path.name}: left out what is no tensor: {others}.")
         self.notes = tuple(notes)
 
     def read(self, name: str, start: int, out: FloatArray) -> None:
@@ -128,7 +129,7 @@ def _find_state(value: Any, path: Path) -> Mapping[Any, Any]:
             "Save model.state_dict() instead.",
         )
     if not any(isinstance(entry, torch.Tensor) for entry in value.values()):
-        keys = ", ".join(str(key) for key in list(value)[:8]) or "nothing"
+        keys = ", ".join(printable(key) for key in list(value)[:8]) or "nothing"
         raise CheckpointError(
             f"{path} holds no state dict: it holds {keys}",
             f"Save model.state_dict(), or put it under one of {', '.join(_STATE_KEYS)}.",

@@ -47,18 +47,27 @@ class TensorTable:
         kept: dict[tuple[Any, ...], str] = {}
         for name, tensor in state.items():
             if not isinstance(tensor, torch.Tensor):
-                self.others.append(str(name))
+                self.others.append(printable(name))
                 continue
             if not isinstance(name, str):
                 raise CheckpointError(f"{where}: a tensor is named {name!r}, which is no text")
+            if printable(name) != name:
+                raise CheckpointError(
+                    f"{where}: the name of tensor {printable(name)!r} is not valid Unicode",
+                    "The file is damaged; rename the tensor in torch, or download the file again.",
+                )
             info = _describe(name, tensor, where)
-            identity = (
-                tensor.untyped_storage().data_ptr(),
-                tensor.storage_offset(),
-                tensor.dtype,
-                tensor.shape,
-                tensor.stride(),
-            )
+            try:
+                identity = (
+                    tensor.untyped_storage().data_ptr(),
+                    tensor.storage_offset(),
+                    tensor.dtype,
+                    tensor.shape,
+                    tensor.stride(),
+                    tensor.is_neg(),
+                )
+            except (RuntimeError, NotImplementedError) as error:
+                raise _without_memory(f"{where}: tensor {name!r}", tensor) from error
             if info.numel and identity in kept:
                 self.tied[name] = kept[identity]
                 continue
@@ -74,11 +83,25 @@ class TensorTable:
         """
         info = self.tensors[name]
         check_range(info, start, stop)
-        return as_numpy(_flat_range(self._arrays[name], start, stop).cpu(), info.dtype)
+        # An imaginary part can be a view that torch negates when it is used.
+        flat = _flat_range(self._arrays[name], start, stop).cpu().resolve_neg()
+        return as_numpy(flat, info.dtype)
 
     def clear(self) -> None:
         """Let go of the tensors."""
         self._arrays = {}
+
+
+def printable(key: object) -> str:
+    """A key as text that any file and terminal can hold; half characters are written as escapes."""
+    return str(key).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _without_memory(here: str, tensor: torch.Tensor) -> CheckpointError:
+    return CheckpointError(
+        f"{here} is a {type(tensor).__name__} whose numbers cannot be read in place",
+        "Make it a plain tensor first.",
+    )
 
 
 def _describe(name: str, tensor: torch.Tensor, where: str) -> TensorInfo:
@@ -87,10 +110,15 @@ def _describe(name: str, tensor: torch.Tensor, where: str) -> TensorInfo:
     here = f"{where}: tensor {name!r}"
     if tensor.is_quantized:
         raise CheckpointError(f"{here} is quantised", "Dequantise the model first.")
+    if tensor.is_nested:
+        raise CheckpointError(f"{here} is nested", "Save its parts under names of their own.")
     if tensor.layout != torch.strided:
         raise CheckpointError(f"{here} is sparse", "Save it with .to_dense() first.")
     if tensor.device.type == "meta":
         raise CheckpointError(f"{here} has no numbers: it was saved from the meta device")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        # Fake, distributed and the like: the tensor itself holds no numbers.
+        raise _without_memory(here, tensor)
     dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise CheckpointError(

@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from isthmus.checkpoints.layout import Shard
+from isthmus.checkpoints.regular import TOO_MANY, TOO_MANY_CURE, allow_many_files
 from isthmus.errors import OutputError
 from isthmus.typing import StorageArray
 
@@ -38,6 +39,7 @@ class ShardWriter:
         self.path = path
         self.shard = shard
         self._descriptor = -1
+        allow_many_files()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resume else os.O_TRUNC)
         try:
             self._descriptor = os.open(path, flags, 0o666)
@@ -124,6 +126,8 @@ def _output_error(path: Path, size: int, error: OSError) -> OutputError:
             f"{path}: the disk is full; this file takes {size} bytes",
             "Free some space, or write to another disk.",
         )
+    if error.errno in TOO_MANY:
+        return OutputError(f"{path} cannot be opened: {error.strerror}", TOO_MANY_CURE)
     if error.errno == errno.EFBIG:
         return OutputError(
             f"{path}: the file system cannot hold a file of {size} bytes",
