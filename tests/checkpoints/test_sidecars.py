@@ -1,12 +1,13 @@
 """Which files go along into an output, and which do not."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from isthmus.checkpoints import Dtype, copy_sidecars, open_checkpoint
+from isthmus.checkpoints import Dtype, check_sidecars, copy_sidecars, open_checkpoint
 from isthmus.checkpoints.sidecars import with_dtype
 from isthmus.errors import CheckpointError, OutputError
 
@@ -148,9 +149,112 @@ def test_what_cannot_be_read_or_written(model: Path, output: Path, monkeypatch) 
     with pytest.raises(OutputError, match="additional_chat_templates cannot be made"):
         copy_sidecars(source, output, None)
 
-    def fail(_: Path) -> bytes:
+    def fail(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Path, "read_bytes", fail)
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read: Input/output error"):
-        copy_sidecars(source, output, None)
+    monkeypatch.setattr(os, "open", fail)
+    for act in (lambda: copy_sidecars(source, output, None), lambda: check_sidecars(source)):
+        with pytest.raises(CheckpointError, match=r"config\.json cannot be opened: Input/output"):
+            act()
+
+
+@pytest.mark.parametrize("path", ["", ".", "./", "./.", "itself", "./itself/."])
+def test_a_module_that_is_the_model_itself_brings_no_weights(
+    model: Path, output: Path, path: str
+) -> None:
+    (model / "itself").symlink_to(".")
+    (model / "modules.json").write_text(json.dumps([{"path": path}]))
+    (output / "model.safetensors").write_text("merged")
+    source = open_checkpoint(str(model))
+    assert not source.notes
+    check_sidecars(source)
+    assert copy_sidecars(source, output, None) == ["modules.json"]
+    assert (output / "model.safetensors").read_text() == "merged"
+
+
+@pytest.mark.parametrize("path", ["1_Pooling/../", "/", "x" * 300])
+def test_modules_with_odd_paths(model: Path, path: str) -> None:
+    (model / "modules.json").write_text(json.dumps([{"path": path}]))
+    with pytest.raises(CheckpointError, match=r"outside of the folder|File name too long"):
+        open_checkpoint(str(model))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "README.md",
+        "./readme.MD/",
+        "isthmus-manifest.json",
+        ".isthmus",
+        ".isthmus/staging/",
+        "model-00001-of-00002.safetensors",
+        "x.index.json",
+    ],
+)
+def test_modules_in_the_place_of_what_a_merge_writes(model: Path, path: str) -> None:
+    (model / path).mkdir(parents=True)
+    (model / path / "config.json").write_text("{}")
+    (model / "modules.json").write_text(json.dumps([{"path": path}]))
+    with pytest.raises(CheckpointError, match="in the place of what a merge writes itself"):
+        open_checkpoint(str(model))
+
+
+def test_an_index_is_no_tokenizer(model: Path, output: Path) -> None:
+    (model / "tokenizer.index.json").write_text("{}")
+    assert copy_sidecars(open_checkpoint(str(model)), output, None) == []
+
+
+@pytest.mark.parametrize("link", ["tokenizer.json", "1_Pooling/weights"])
+def test_links_to_the_models_own_weights(model: Path, output: Path, link: str) -> None:
+    (model / "modules.json").write_text('[{"path": "1_Pooling"}]')
+    (model / "1_Pooling").mkdir()
+    (model / link).symlink_to(model / "model.safetensors")
+    source = open_checkpoint(str(model))
+    for act in (lambda: copy_sidecars(source, output, None), lambda: check_sidecars(source)):
+        with pytest.raises(CheckpointError, match="holds the model's own weights"):
+            act()
+    assert not contents(output)
+
+
+def test_code_in_modules_stays(model: Path, output: Path) -> None:
+    (model / "modules.json").write_text('[{"path": "./1_Odd/"}]')
+    (model / "1_Odd").mkdir()
+    for name in ("odd.py", "config.json"):
+        (model / "1_Odd" / name).write_text("{}")
+    source = open_checkpoint(str(model))
+    assert source.notes == ("code of its own is not copied: 1_Odd/odd.py.",)
+    assert copy_sidecars(source, output, None) == ["modules.json", "1_Odd/config.json"]
+
+
+def test_what_would_fail_is_known_before(model: Path) -> None:
+    secret = model.parent / "secret"
+    secret.write_text("secret")
+    for name, text in (("config.json", "{"), ("config.json", None), ("tokenizer.json", None)):
+        source = open_checkpoint(str(model))
+        check_sidecars(source)
+        path = model / name
+        path.symlink_to(secret) if text is None else path.write_text(text)
+        with pytest.raises(CheckpointError, match=f"{name} is (not valid JSON|a link)"):
+            check_sidecars(source)
+        path.unlink()
+    check_sidecars(open_checkpoint(str(model / "model.safetensors")))
+
+
+def test_odd_configs(model: Path, output: Path) -> None:
+    (model / "config.json").write_text(r'{"a": "\ud800 ä"}')
+    copy_sidecars(open_checkpoint(str(model)), output, Dtype.F16)
+    written = json.loads((output / "config.json").read_text())
+    assert written == {"a": "\ud800 ä", "torch_dtype": "float16"}
+    for depth in range(900, 1000, 2):
+        (model / "config.json").write_text('{"a_config": ' * depth + "{}" + "}" * depth)
+        try:
+            check_sidecars(open_checkpoint(str(model)))
+        except CheckpointError:
+            continue
+
+
+def test_the_names_that_a_merge_writes_are_known() -> None:
+    from isthmus.checkpoints.sidecars import _is_ours
+    from isthmus.engine.manifest import MANIFEST, WORK
+
+    assert all(map(_is_ours, [MANIFEST, WORK, "README.md", "model.safetensors.index.json"]))

@@ -11,7 +11,7 @@ from isthmus.checkpoints.dtypes import Dtype
 from isthmus.checkpoints.layout import Shard, ShardLayout
 from isthmus.checkpoints.names import align_names
 from isthmus.checkpoints.references import open_checkpoint
-from isthmus.checkpoints.sidecars import copy_sidecars
+from isthmus.checkpoints.sidecars import check_sidecars, copy_sidecars
 from isthmus.checkpoints.sizes import parse_size
 from isthmus.checkpoints.writer import ShardWriter
 
@@ -28,6 +28,7 @@ __all__ = [
     "align_names",
     "atomic_write_bytes",
     "atomic_write_text",
+    "check_sidecars",
     "copy_sidecars",
     "open_adapter",
     "open_checkpoint",

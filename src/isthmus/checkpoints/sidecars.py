@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from isthmus.checkpoints.atomic import atomic_write_bytes
 from isthmus.checkpoints.base import Checkpoint
 from isthmus.checkpoints.dtypes import Dtype
 from isthmus.checkpoints.index import inside, read_json
+from isthmus.checkpoints.regular import open_regular, read_regular
 from isthmus.errors import CheckpointError, OutputError
 
 MODEL_CONFIG = "config.json"
@@ -47,6 +49,9 @@ _PATTERNS = (
     "USE_POLICY*",
 )
 _TEMPLATES = "additional_chat_templates"
+# What a merge writes itself into the top of its output, in small letters.
+_OURS = frozenset({"readme.md", "isthmus-manifest.json", ".isthmus"})
+_OUR_WEIGHTS = ("model*.safetensors", "*.index.json")
 _DTYPE_KEYS = frozenset({"dtype", "torch_dtype"})
 
 
@@ -59,7 +64,24 @@ def is_sidecar(name: str) -> bool:
     parent, _, file = name.rpartition("/")
     if parent:
         return parent == _TEMPLATES or parent[:1].isdigit()
-    return not file.endswith(".py") and any(fnmatch.fnmatchcase(file, p) for p in _PATTERNS)
+    return not _is_code(file) and any(fnmatch.fnmatchcase(file, p) for p in _PATTERNS)
+
+
+def check_sidecars(source: Checkpoint) -> None:
+    """Raise what `copy_sidecars` would raise because of the source; nothing is written.
+
+    Args:
+        source: The model whose files would be copied.
+
+    Raises:
+        CheckpointError: if a file cannot be read, leads out of the model's folder, or would take
+            the place of what a merge writes itself.
+    """
+    for name, path in _sidecars(source).items():
+        if name == MODEL_CONFIG:
+            _config_text(path, Dtype.F32)
+        else:
+            os.close(open_regular(path)[0])
 
 
 def copy_sidecars(source: Checkpoint, destination: Path, dtype: Dtype | None) -> list[str]:
@@ -74,31 +96,35 @@ def copy_sidecars(source: Checkpoint, destination: Path, dtype: Dtype | None) ->
         The copied files, as paths within the folder.
 
     Raises:
-        CheckpointError: if a file cannot be read, or leads out of the model's folder.
+        CheckpointError: if a file cannot be read, leads out of the model's folder, or would take
+            the place of what a merge writes itself.
         OutputError: if the destination cannot be written.
     """
-    if not source.path.is_dir():
-        return []
-    copied = list(_sidecars(source.path))
-    for name in copied:
-        path = inside(source.path, name)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    sidecars = _sidecars(source)
+    for name, path in sidecars.items():
         if name == MODEL_CONFIG and dtype is not None:
-            config = with_dtype(read_json(path), dtype)
-            if not config.keys() & _DTYPE_KEYS:
-                # Without it some versions of transformers load all weights as float32.
-                config["torch_dtype"] = dtype.torch_name
-            content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+            content = _config_text(path, dtype)
+        else:
+            content = read_regular(path)
         target = destination / name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{target.parent} cannot be made: {error.strerror}") from error
         atomic_write_bytes(target, content)
-    return copied
+    return list(sidecars)
+
+
+def _config_text(path: Path, dtype: Dtype) -> bytes:
+    try:
+        config = with_dtype(read_json(path), dtype)
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        try:
+            return text.encode("utf-8")
+        except UnicodeEncodeError:  # half a character, which JSON can write and UTF-8 cannot
+            return (json.dumps(config, indent=2) + "\n").encode("ascii")
+    except RecursionError as error:
+        raise CheckpointError(f"{path} is nested too deeply", "Mend it by hand.") from error
 
 
 def with_dtype(config: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:
@@ -124,16 +150,19 @@ def _replace_dtype(config: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:
 
 
 def sidecar_notes(folder: Path) -> list[str]:
-    """What the user should know about the files beside the weights."""
-    code = sorted(path.name for path in folder.glob("*.py"))
+    """What the user should know about the files beside the weights.
+
+    Raises:
+        CheckpointError: if `modules.json` makes no sense or leads astray.
+    """
+    inner = sorted(_module_files(folder))
+    code = [*sorted(path.name for path in folder.glob("*.py")), *filter(_is_code, inner)]
     notes = []
     if code:
-        notes.append(f"{folder} holds code of its own, which is not copied: {', '.join(code)}.")
-    modules = sorted({name.split("/")[0] for name in _module_files(folder) if _has_weights(name)})
+        notes.append(f"code of its own is not copied: {', '.join(code)}.")
+    modules = sorted({name.rpartition("/")[0] for name in inner if _has_weights(name)})
     if modules:
-        notes.append(
-            f"{folder}: the weights in {', '.join(modules)} are copied from one model, not merged."
-        )
+        notes.append(f"the weights in {', '.join(modules)} are copied from one model, not merged.")
     return notes
 
 
@@ -141,12 +170,40 @@ def _has_weights(name: str) -> bool:
     return name.endswith((".safetensors", ".bin"))
 
 
-def _sidecars(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.iterdir()):
-        if is_sidecar(path.name) and path.is_file():
-            yield path.name
-    yield from _files(folder, _TEMPLATES)
-    yield from _module_files(folder)
+def _is_code(name: str) -> bool:
+    return name.endswith(".py")
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a merge writes a file or folder of this name into the top of its output itself."""
+    name = name.lower()  # some file systems see no difference
+    return name in _OURS or any(fnmatch.fnmatchcase(name, pattern) for pattern in _OUR_WEIGHTS)
+
+
+def _sidecars(source: Checkpoint) -> dict[str, Path]:
+    """The files to copy: where they go within the output, and where they are.
+
+    Raises:
+        CheckpointError: if one leads out of the folder, or is the model's own weights.
+    """
+    folder = source.path
+    if folder is None or not folder.is_dir():
+        return {}
+    try:
+        top = sorted(path.name for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be looked into: {error.strerror}") from error
+    names = [name for name in top if is_sidecar(name) and not _is_ours(name)]
+    names += [*_files(folder, _TEMPLATES), *_module_files(folder)]
+    sidecars = {name: inside(folder, name) for name in names if not _is_code(name)}
+    weights = {file.path.resolve() for file in source.sources}
+    for path in sidecars.values():
+        if path.resolve() in weights:
+            raise CheckpointError(
+                f"{path} holds the model's own weights, which the merge replaces",
+                f"Remove it, or what names it in {MODULES}.",
+            )
+    return sidecars
 
 
 def _module_files(folder: Path) -> Iterator[str]:
@@ -154,20 +211,34 @@ def _module_files(folder: Path) -> Iterator[str]:
     path = inside(folder, MODULES)
     if not path.is_file():
         return
+    content = read_regular(path)
     try:
-        modules = json.loads(path.read_bytes())
+        modules = json.loads(content)
         names = [module["path"] for module in modules]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} is no list of modules with paths: {error}") from error
     for name in names:
-        # The model itself has the empty path.
-        if isinstance(name, str) and name:
-            yield from _files(folder, name)
+        if not isinstance(name, str):
+            continue
+        inner = inside(folder, name)
+        place = PurePosixPath(name)
+        # The model itself has the empty path, or "." or a link to its folder.
+        if not place.parts or inner.resolve() == folder.resolve():
+            continue
+        if _is_ours(place.parts[0]):
+            raise CheckpointError(
+                f"{path} names the module {name!r}, in the place of what a merge writes itself",
+                "Give the module's folder another name, there and in the list.",
+            )
+        yield from _files(folder, str(place))
 
 
 def _files(folder: Path, subfolder: str) -> Iterator[str]:
     inner = inside(folder, subfolder)
-    if inner.is_dir():
-        for path in sorted(inner.iterdir()):
-            if path.is_file():
-                yield f"{subfolder.rstrip('/')}/{path.name}"
+    try:
+        if inner.is_dir():
+            yield from sorted(
+                f"{subfolder}/{path.name}" for path in inner.iterdir() if path.is_file()
+            )
+    except OSError as error:
+        raise CheckpointError(f"{inner} cannot be looked into: {error.strerror}") from error
