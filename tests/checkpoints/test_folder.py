@@ -1,13 +1,18 @@
 """Folders in the Hub's layout: which file counts, indexes, links, ties, and what is refused."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from isthmus.checkpoints import open_checkpoint
+from isthmus.checkpoints import ShardLayout, ShardWriter, check_sidecars, open_checkpoint
+from isthmus.checkpoints.vocabulary import differing_tokens
 from isthmus.errors import CheckpointError
 
 from .files import numbers, packaged, raw_safetensors, save
@@ -306,3 +311,111 @@ def test_sentence_encoders_open(parts: tuple[str, str]) -> None:
     assert checkpoint.config["model_type"] == "bert"
     for name, array in expected.items():
         np.testing.assert_array_equal(numbers(checkpoint, name, np.float64), array)
+
+
+def test_an_index_with_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    sharded(tmp_path, {"a": f"{'x' * 300}.safetensors"})
+    with pytest.raises(CheckpointError, match="cannot be looked at: File name too long"):
+        open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [INDEX, "config.json"])
+def test_a_pipe_is_no_file(tmp_path: Path, name: str) -> None:
+    sharded(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is a folder or a device, not a file"):
+        open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "modules.json", "vocab.txt"])
+def test_pipes_beside_a_model_are_left_alone(tmp_path: Path, name: str) -> None:
+    os.mkfifo(sharded(tmp_path) / name)
+    model = open_checkpoint(str(tmp_path))
+    check_sidecars(model)
+    assert differing_tokens(model, model) is None
+
+
+def test_notes_do_not_repeat_the_models_name(tmp_path: Path) -> None:
+    shard = "model-00001-of-00001"
+    folder = sharded(tmp_path / "name", **{shard: {"a": value(1)}})
+    save(folder / "model-00002-of-00002.safetensors", {"z": value(9)})
+    (folder / "code.py").touch()
+    (folder / "config.json").write_text('{"tie_word_embeddings": true}')
+    sharded_notes = open_checkpoint(str(folder)).notes
+    (folder / "model.safetensors").write_bytes((folder / f"{shard}.safetensors").read_bytes())
+    notes = (
+        *sharded_notes,
+        *open_checkpoint(str(folder)).notes,
+        *open_checkpoint(str(folder / "model.safetensors")).notes,
+    )
+    assert len(notes) == 5
+    assert not [note for note in notes if "name/" in note or "name " in note.split(";")[0]]
+
+
+def test_ties_by_the_file_and_by_the_config(tmp_path: Path) -> None:
+    names = ("embed_tokens.weight", "lm_head.weight", "x")
+    save(
+        tmp_path / "model.safetensors",
+        {name: value(i) for i, name in enumerate(names)},
+        metadata={"copy": "lm_head.weight", "y": "x"},
+    )
+    plain = open_checkpoint(str(tmp_path))
+    assert plain.tied_by_file == plain.tied == {"copy": "lm_head.weight", "y": "x"}
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    tied = open_checkpoint(str(tmp_path))
+    assert tied.tied_by_file == {"copy": "embed_tokens.weight", "y": "x"}
+    assert tied.tied == {**tied.tied_by_file, "lm_head.weight": "embed_tokens.weight"}
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_ties_by_the_file_survive_an_output(tmp_path: Path, kind: str) -> None:
+    whole = torch.ones(2, 2)
+    if kind == "torch":
+        torch.save({"a": whole, "b": whole}, tmp_path / "m.bin")
+        source = open_checkpoint(str(tmp_path / "m.bin"))
+    else:
+        save(tmp_path / "m.safetensors", {"a": value(1)}, metadata={"b": "a"})
+        source = open_checkpoint(str(tmp_path / "m.safetensors"))
+    layout = ShardLayout.plan(list(source.tensors.values()), 10**9, tied=source.tied_by_file)
+    (shard,) = layout.shards
+    out = tmp_path / "out"
+    out.mkdir()
+    with ShardWriter(out / shard.file, shard) as writer:
+        writer.write("a", 0, source.read_stored("a", 0, 4))
+    assert open_checkpoint(str(out)).tied == {"b": "a"}
+
+
+PLENTY = """
+import resource, sys
+from isthmus.checkpoints import open_checkpoint
+from isthmus.errors import IsthmusError
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, int(sys.argv[2])))
+try:
+    opened = open_checkpoint(sys.argv[1])
+    print(len(opened.tensors))
+except IsthmusError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hard", "expected"),
+    [(1000, "60"), (40, "Too many open files\n  Raise the limit with `ulimit")],
+)
+def test_more_shards_than_files_may_be_open(tmp_path: Path, hard: int, expected: str) -> None:
+    sharded(tmp_path, **{f"m{i}": {f"t{i}": value(i)} for i in range(60)})
+    command = [sys.executable, "-c", PLENTY, str(tmp_path), str(hard)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert expected in result.stdout
+
+
+def test_the_example_of_the_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    save(tmp_path / "models" / "mine" / "model.safetensors", {"a": value(1), "b": value(2, ())})
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "docs/checkpoints.md", "exec"), {})
+    assert "a float32 (2, 2)" in capsys.readouterr().out

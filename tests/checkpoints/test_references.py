@@ -69,7 +69,34 @@ def test_near_names_are_suggested(
         open_checkpoint(wrong)
     assert wrong in caught.value.problem
     if "/model" not in reference:
-        assert "Near it: mistral-7b." in str(caught.value)
+        assert f"Near it: {reference.format('mistral-7b')}." in str(caught.value)
+
+
+def test_blanks_around_names(tmp_path: Path) -> None:
+    save(tmp_path / "models" / "Base" / "model.safetensors", ONE)
+    save(tmp_path / " m" / "model.safetensors", {"b": ONE["a"]})
+    for wrong, found in (
+        ("./models/base", "there is no model at ./models/base\n  Near it: ./models/Base."),
+        ("./models/Base + l1 ", "there is no model at l1\n"),
+        (" ./models/ba/", "there is no model at ./models/ba/\n  Near it: ./models/Base."),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(wrong, root=tmp_path)
+        assert found in str(caught.value)
+    assert list(open_checkpoint("./models/Base\n", root=tmp_path).tensors) == ["a"]
+    assert list(open_checkpoint(" m", root=tmp_path).tensors) == ["b"]
+
+
+def test_what_follows_a_plus_sign_is_an_adapter(tmp_path: Path) -> None:
+    for name in ("base", "expert"):
+        save(tmp_path / name / "model.safetensors", ONE)
+    for name, why in (
+        ("expert", r"expert is no adapter: it has no adapter_config\.json"),
+        ("expert/model.safetensors", r"is no adapter: it is a file, not a folder"),
+    ):
+        with pytest.raises(CheckpointError, match=why) as caught:
+            open_checkpoint(f"./base + ./{name}", root=tmp_path)
+        assert "List another model by itself" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class AdaptedCheckpoint(Checkpoint):
         self.config = base.config
         self.sources = (*base.sources, *adapter.sources)
         self.tied = base.tied
+        self.tied_by_file = base.tied_by_file
         self._base = base
         self._adapter = adapter
         weights = {f"{module}.weight": update for module, update in adapter.updates.items()}

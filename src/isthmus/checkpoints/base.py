@@ -55,19 +55,22 @@ class Checkpoint(ABC):
 
     Attributes:
         label: The model as the user wrote it; errors and reports use it.
-        path: The folder or file on this machine.
+        path: The folder or file on this machine; None for a model in memory.
         tensors: Every stored tensor by name, in the order of the file.
         tied: Names that share their numbers with another stored tensor, and that tensor's name.
             A tied name is not in `tensors`.
+        tied_by_file: Those of `tied` that the weights themselves record, whatever `config.json`
+            says. An output must record them too, or they are lost.
         config: The parsed `config.json`, or None.
         sources: The files that the tensors depend on.
         notes: What the user should know about how the checkpoint was read, one sentence each.
     """
 
     label: str
-    path: Path
+    path: Path | None
     tensors: Mapping[str, TensorInfo]
     tied: Mapping[str, str]
+    tied_by_file: Mapping[str, str]
     config: Mapping[str, Any] | None
     sources: tuple[SourceFile, ...]
     notes: tuple[str, ...]

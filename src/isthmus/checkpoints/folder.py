@@ -70,6 +70,7 @@ class FileCheckpoint(Checkpoint):
             for name, kept in (shared | tied).items()
             if name not in self.tensors and tied.get(kept, kept) in self.tensors
         }
+        self.tied_by_file = {name: kept for name, kept in self.tied.items() if name not in tied}
         self.notes = (
             *notes,
             *(note for file in files for note in file.notes),
@@ -106,7 +107,7 @@ def open_file(path: Path, label: str) -> FileCheckpoint:
     notes: tuple[str, ...] = ()
     if (path.parent / MODEL_CONFIG).is_file():
         notes = (
-            f"{path} was opened by itself; name its folder to use the config.json and tokenizer "
+            f"{path.name} was opened by itself; name its folder to use the config.json and tokenizer "
             "beside it.",
         )
     return FileCheckpoint(label, path, dict.fromkeys(file.tensors, file), None, notes)
@@ -171,8 +172,8 @@ def choose_weights(folder: Path) -> tuple[Path, list[str]]:
         notes = []
         if weights == SAFETENSORS_SINGLE and SAFETENSORS_INDEX in names:
             notes.append(
-                f"{folder} holds {SAFETENSORS_SINGLE} and {SAFETENSORS_INDEX}; the first is used, "
-                "as Transformers does."
+                f"{SAFETENSORS_SINGLE} and {SAFETENSORS_INDEX} are both there; the first is used, as "
+                "Transformers does."
             )
         return inside(folder, weights), notes
     if ADAPTER_CONFIG in names:
@@ -244,7 +245,7 @@ def _open_shards(folder: Path, index: Path) -> tuple[dict[str, TensorFile], list
         entry.name for entry in folder.glob(f"*-of-*{suffix}") if entry.name not in shards
     )
     if leftovers:
-        notes.append(f"{folder}: not in {index.name}, and so left out: {', '.join(leftovers)}.")
+        notes.append(f"not in {index.name}, and so left out: {', '.join(leftovers)}.")
     homes = {
         name: shard
         for file, shard in shards.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
@@ -24,12 +23,18 @@ class MemoryCheckpoint(Checkpoint):
         state: Tensors by name.
 
     Raises:
-        CheckpointError: if an entry is no tensor, or sparse, quantised, or without numbers.
+        CheckpointError: if it is no mapping, or an entry is no tensor, or sparse, quantised, or
+            without numbers.
     """
 
     def __init__(self, label: str, state: Mapping[str, torch.Tensor]) -> None:
+        if not isinstance(state, Mapping):
+            raise CheckpointError(
+                f"{label} is a {type(state).__name__}, not a state dict",
+                "Pass model.state_dict().",
+            )
         self.label = label
-        self.path = Path(label)
+        self.path = None
         self._table = TensorTable(state, label)
         if self._table.others:
             raise CheckpointError(
@@ -38,6 +43,7 @@ class MemoryCheckpoint(Checkpoint):
             )
         self.tensors = self._table.tensors
         self.tied = self._table.tied
+        self.tied_by_file = self._table.tied
         self.config = None
         self.sources = ()
         self.notes = ()

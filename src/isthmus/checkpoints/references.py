@@ -32,7 +32,9 @@ def open_checkpoint(reference: str, *, root: Path | None = None) -> Checkpoint:
         return _open_model(path, reference)
     base, plus, adapter = reference.rpartition("+")
     if plus:
-        return _open_adapted(base, adapter, reference, root)
+        return _open_adapted(base.strip(), adapter.strip(), reference, root)
+    if reference != reference.strip():
+        return open_checkpoint(reference.strip(), root=root)
     return _open_model(_fetch(reference, root), reference)
 
 
@@ -70,13 +72,23 @@ def _candidates(reference: str, root: Path | None) -> list[Path]:
     return [root / path, path] if root is not None else [path]
 
 
+def _closest(name: str, names: list[str]) -> list[str]:
+    """The names most like `name`, whatever their case."""
+    by_lower = {other.lower(): other for other in names}
+    return [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower)]
+
+
 def _fetch(reference: str, root: Path | None) -> Path:
     """The folder of what is not on this machine, or an error that suggests what is."""
     near: list[str] = []
     for path in _candidates(reference, root):
-        if path.parent.is_dir():
+        try:
             names = [entry.name for entry in path.parent.iterdir()]
-            near += difflib.get_close_matches(path.name, names)
+        except OSError:  # there is no such folder, or it is not ours to look into
+            continue
+        # As the user would write it: with the folders before it.
+        folders = reference.rstrip("/").removesuffix(path.name)
+        near += [folders + name for name in _closest(path.name, names)]
     advice = f"Near it: {', '.join(dict.fromkeys(near))}." if near else None
     if not is_hub_reference(reference):
         raise CheckpointError(
