@@ -228,5 +228,18 @@ def test_tables_fold_words_and_cut_nothing():
     assert name + "  7" in table([["module", "n"], [name, "7"]], left=(0,), width=None)
 
 
+@pytest.mark.parametrize(
+    ("cell", "folded"),
+    [
+        ("encoder.layer.*.attention.output", ["encoder.layer.*.", "attention.output"]),
+        ("copied: not a floating-point", ["copied: not a", "floating-point"]),
+        ("x" * 45, ["x" * 20, "x" * 20, "x" * 5]),
+    ],
+)
+def test_names_are_folded_between_their_parts(cell, folded):
+    lines = table([["module", "n"], [cell, "7"]], left=(0,), width=23)
+    assert [line[:20].rstrip() for line in lines[2:]] == folded
+
+
 def test_tables_print_no_control_characters():
     assert "\x1b" not in "".join(table([["a"], ["\x1b[31m"]], left=(0,), width=None))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from textwrap import wrap
 
 GAP = "  "
 NARROWEST = 20
 """Columns that a folded cell keeps at least."""
+
+_PART = re.compile(r"[^ ._/]*[ ._/]|[^ ._/]+")
+"""A word or a part of a name, with what ends it."""
 
 
 def count(number: int, noun: str) -> str:
@@ -63,5 +66,12 @@ def table(
 
 
 def _fold(cell: str, size: int) -> list[str]:
-    """At spaces where there are some; the names of modules have none."""
-    return wrap(cell, size, break_on_hyphens=False) if len(cell) > size else [cell]
+    """Between words or the parts of a name; in the middle of one only where it is too long."""
+    lines = [""]
+    for part in _PART.findall(cell):
+        if len(lines[-1]) + len(part.rstrip()) > size and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+        while len(lines[-1].rstrip()) > size:
+            lines[-1:] = [lines[-1][:size], lines[-1][size:]]
+    return [line.rstrip() for line in lines]
