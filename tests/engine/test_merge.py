@@ -7,10 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import isthmus
 from isthmus.engine.verify import verify
+from isthmus.errors import CheckpointError
 
 from .models import LAYERS, contents, family, llama_state, recipe, write_model
 
@@ -200,6 +202,33 @@ def test_a_tied_head_stays_tied(tmp_path):
         paths.append(write_model(tmp_path / f"m{number}", state, tie_word_embeddings=True))
     isthmus.merge(recipe("linear", paths), tmp_path / "out")
     assert "lm_head.weight" not in merged(tmp_path / "out")
+
+
+def test_names_that_only_the_file_ties_stay_tied(tmp_path):
+    """As safetensors.torch.save_model and load_model tie them."""
+    paths = []
+    for number in range(2):
+        state = llama_state(number)
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        folder = tmp_path / f"m{number}"
+        folder.mkdir()
+        torch.save(state, folder / "pytorch_model.bin")
+        paths.append(folder)
+    isthmus.merge(recipe("linear", paths), tmp_path / "out")
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert file.metadata()["lm_head.weight"] == "model.embed_tokens.weight"
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118
+    again = isthmus.merge(recipe("passthrough", [tmp_path / "out"]), tmp_path / "again")
+    assert again.merged == len(llama_state(0)) - 1
+
+
+def test_sidecars_are_looked_at_before_anything_is_merged(models, tmp_path):
+    secret = tmp_path / "secret.json"
+    secret.write_text("{}")
+    (models[1] / "tokenizer.json").symlink_to(secret)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        isthmus.merge(recipe("linear", models[1:]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_common_merges_what_is_shared_and_says_what_is_not(tmp_path):

@@ -21,6 +21,7 @@ from isthmus.checkpoints import (
     Dtype,
     ShardLayout,
     TensorInfo,
+    check_sidecars,
     open_checkpoint,
     parse_size,
 )
@@ -225,6 +226,8 @@ def make_plan(
     base = donor if method.base is BaseUse.REQUIRED else None
     # The donor first, then the experts; the donor is the base, or the first expert.
     matching = match([donor, *experts])
+    # What would be found out when everything is computed is better found out now.
+    check_sidecars(donor)
     if recipe.tensors == "strict":
         require_mergeable(matching, donor.label)
     out_dtype = _out_dtype(recipe)
@@ -269,7 +272,9 @@ def make_plan(
         recipe=recipe,
         method=method,
         tasks=ordered,
-        layout=ShardLayout.plan([task.output for task in ordered], max_shard_size),
+        layout=ShardLayout.plan(
+            [task.output for task in ordered], max_shard_size, tied=donor.tied_by_file
+        ),
         donor=donor,
         models=tuple(opened.values()),
         out_dtype=out_dtype,

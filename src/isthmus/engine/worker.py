@@ -67,13 +67,15 @@ class Worker:
             chunks = self._converted(task)
         digest = hashlib.sha256()
         start = 0
-        for chunk in chunks:
-            if self.stop.is_set():
-                raise StoppedError
-            sink.write(task.output.name, start, chunk)
-            digest.update(chunk.view(np.uint8).data)
-            start += chunk.size
-            self.progress.advance(chunk.nbytes)
+        # Overflows and NaN are looked for in the results, and named.
+        with np.errstate(all="ignore"):
+            for chunk in chunks:
+                if self.stop.is_set():
+                    raise StoppedError
+                sink.write(task.output.name, start, chunk)
+                digest.update(chunk.view(np.uint8).data)
+                start += chunk.size
+                self.progress.advance(chunk.nbytes)
         note = (
             f"{task.output.name} is {task.output.dtype.value} and differs in "
             f"{', '.join(sorted(differing))}; it was copied from {self.plan.donor.label}"
