@@ -23,6 +23,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 BIN = Path(sys.executable).parent
 MERGEKIT_BIN = ROOT / ".venv-mergekit" / "bin"
 
+# The Makefile sets a policy for torch's threads that nobody has by default.
+_DEFAULTS = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -56,7 +59,7 @@ def measure(command: Sequence[str | Path], environment: Mapping[str, str] | None
             [str(part) for part in command],
             stdout=subprocess.DEVNULL,
             stderr=messages,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
+            env={**_DEFAULTS, "HF_HUB_OFFLINE": "1", **(environment or {})},
         )
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - start

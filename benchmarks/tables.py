@@ -85,10 +85,10 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def compilation_table(compilation: dict[str, Any]) -> str:
-    """The first merge with a trim on a machine, and the second."""
+    """The first merge with a trim on a machine, and the second: medians."""
     rows = [
-        [which, "tiny, ties", f"{one['cpu']:.2f} s", f"{one['wall']:.2f} s"]
-        for which, one in compilation.items()
+        [which, "tiny, ties", *(f"{median(one[w] for one in runs):.2f} s" for w in ("cpu", "wall"))]
+        for which, runs in compilation.items()
     ]
     return table(["run", "merge", "CPU", "wall"], rows)
 
