@@ -80,7 +80,7 @@ def test_a_merged_encoder_loads_in_transformers_and_runs(tmp_path):
     assert torch.isfinite(ends[2]).all()
 
     def likeness(i: int, j: int) -> float:
-        one, other = ends[i].flatten(), ends[j].flatten()
+        one, other = ends[i].detach().flatten(), ends[j].detach().flatten()
         return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
 
     # Half way lies between: more like either end than the ends are like each other.

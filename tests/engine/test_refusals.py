@@ -517,7 +517,7 @@ def test_a_manifest_with_names_that_lead_outside_is_refused(ties, tmp_path, name
     out = tmp_path / "out"
     isthmus.merge(ties, out)
     manifest = json.loads((out / "isthmus-manifest.json").read_text())
-    manifest["files"][name] = {"size": 1, "sha256": "0"}
+    manifest["files"][name] = {"size": 1, "xxh3": "0"}
     (out / "isthmus-manifest.json").write_text(json.dumps(manifest))
     victim = tmp_path / "victim.txt"
     victim.write_text("keep me")
@@ -606,6 +606,17 @@ def test_the_model_state_is_not_needed_beyond_a_few_chunks(tmp_path):
 
     assert peak(2, 3) == peak(8, 3)
     assert peak(2, 8) < 8 / 3 * peak(2, 3)
+
+
+def test_a_parameter_without_effect_is_noted(models, tmp_path):
+    content = recipe("task_arithmetic", models[1:], models[0], parameters={"density": 0.5})
+    outcome = isthmus.merge(content, tmp_path / "out")
+    assert any("density has no effect" in note for note in outcome.notes)
+    plain = isthmus.merge(recipe("task_arithmetic", models[1:], models[0]), tmp_path / "plain")
+    assert not any("no effect" in note for note in plain.notes)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "plain" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_the_base_under_another_name_is_noted(models, tmp_path):

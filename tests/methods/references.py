@@ -23,12 +23,11 @@ def task_arithmetic(
     experts: np.ndarray,
     base: np.ndarray,
     weights: Sequence[float],
-    densities: Sequence[float],
+    densities: Sequence[float],  # noqa: ARG001  has no effect
     scale: float,
     normalize: bool,
 ) -> np.ndarray:
-    # The task vector is taken in the precision of the merge, as its threshold is.
-    deltas = [trim((x - base), d).astype(float) for x, d in zip(experts, densities, strict=True)]
+    deltas = [(x - base).astype(float) for x in experts]
     total = sum(w * d for w, d in zip(weights, deltas, strict=True))
     return base + scale * (total / sum(weights) if normalize else total)
 

@@ -1,6 +1,6 @@
 """The recipes that both tools merge: every method, with every parameter that both heed.
 
-Not here is `density` for task_arithmetic, which mergekit takes and ignores.
+`density` for task_arithmetic, which both take and ignore, is with the differences.
 """
 
 from __future__ import annotations

@@ -68,6 +68,8 @@ def _models(method: Method) -> str:
 def _brief(parameter: Parameter) -> str:
     if parameter.required:
         return f"{parameter.name} (required)"
+    if parameter.ignored:
+        return f"{parameter.name} (no effect)"
     return f"{parameter.name} = {json.dumps(parameter.default)}"
 
 

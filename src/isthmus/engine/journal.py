@@ -18,7 +18,7 @@ from isthmus.errors import OutputError
 
 
 class Journal:
-    """An append-only list of tensors and the sha256 of their bytes; safe from several threads.
+    """An append-only list of tensors and the hash of their bytes; safe from several threads.
 
     Args:
         path: The file; made when missing.
@@ -35,9 +35,9 @@ class Journal:
         if self._file.tell():
             self._write("\n")
 
-    def record(self, tensor: str, sha256: str, note: str | None) -> None:
+    def record(self, tensor: str, xxh3: str, note: str | None) -> None:
         """Append a tensor whose bytes are all written."""
-        line = json.dumps({"tensor": tensor, "sha256": sha256, "note": note})
+        line = json.dumps({"tensor": tensor, "xxh3": xxh3, "note": note})
         with self._lock:
             self._write(line + "\n")
 
@@ -73,7 +73,7 @@ def _read(path: Path) -> dict[str, tuple[str, str | None]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
-            recorded[entry["tensor"]] = (entry["sha256"], entry["note"])
+            recorded[entry["tensor"]] = (entry["xxh3"], entry["note"])
         except (ValueError, KeyError, TypeError):
             continue
     return recorded

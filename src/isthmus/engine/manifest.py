@@ -27,15 +27,15 @@ class FileRecord(BaseModel):
 
     Attributes:
         size: Bytes.
-        sha256: Of the whole file; of the header alone for a weight file, whose tensors have
+        xxh3: XXH3 (128 bits) of the whole file; of the header alone for a weight file, whose tensors have
             hashes of their own in `tensors`.
-        tensors: For a weight file, the sha256 of each tensor's bytes.
+        tensors: For a weight file, the hash of each tensor's bytes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     size: int
-    sha256: str
+    xxh3: str
     tensors: dict[str, str] | None = None
 
 

@@ -35,6 +35,7 @@ from isthmus.errors import MethodError, PlanError
 from isthmus.methods.method import BaseUse, Method, Reach, Settings
 from isthmus.methods.registry import get_method
 from isthmus.recipes import Depths, Recipe, resolve_settings
+from isthmus.recipes.settings import Setting
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
 """Bytes; the Hub's own default."""
@@ -312,6 +313,9 @@ def _notes(recipe: Recipe, models: Sequence[Checkpoint], matching: Matching) -> 
     yield from recipe.notes
     for model in models:
         yield from (f"{model.label}: {note}" for note in model.notes)
+    for parameter in recipe.method.parameters:
+        if parameter.ignored and any(parameter.name in group for group in _settings(recipe)):
+            yield f"{parameter.name} has no effect in {recipe.merge_method}, as in mergekit"
     donor, *others = models
     for text in _unused_filters(recipe, donor.tensors):
         yield f"no tensor's name contains the filter {text!r}, so it has no effect"
@@ -346,16 +350,19 @@ def _notes(recipe: Recipe, models: Sequence[Checkpoint], matching: Matching) -> 
         )
 
 
+def _settings(recipe: Recipe) -> list[Mapping[str, Setting]]:
+    return [recipe.parameters, *(entry.parameters for entry in recipe.models)]
+
+
 def _files(model: Checkpoint) -> list[Path]:
     return [source.path.resolve() for source in model.sources]
 
 
 def _unused_filters(recipe: Recipe, names: Iterable[str]) -> list[str]:
     """Filters that let no tensor through: misspelt, most likely."""
-    groups = [recipe.parameters, *(entry.parameters for entry in recipe.models)]
     filters = {
         rule.filter: None
-        for parameters in groups
+        for parameters in _settings(recipe)
         for setting in parameters.values()
         for rule in setting.rules
         if rule.filter is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from isthmus.checkpoints import ShardWriter, atomic_write_text, copy_sidecars
-from isthmus.engine.hashing import hash_range
+from isthmus.engine.hashing import hash_range, new_hash
 from isthmus.engine.journal import Journal
 from isthmus.engine.manifest import MANIFEST, FileRecord, Manifest, read_manifest
 from isthmus.engine.output import check_output, source_records
@@ -237,7 +236,7 @@ def _write_rest(
     for name in sorted({*sidecars, *texts}):
         path = space.staging / name
         size = path.stat().st_size
-        files[name] = FileRecord(size=size, sha256=hash_range(path, 0, size))
+        files[name] = FileRecord(size=size, xxh3=hash_range(path, 0, size))
     manifest = Manifest(
         isthmus=version,
         recipe=plan.recipe.to_yaml(),
@@ -253,7 +252,7 @@ def _shard_records(plan: Plan, digests: Mapping[str, str]) -> dict[str, FileReco
     return {
         shard.file: FileRecord(
             size=shard.size,
-            sha256=hashlib.sha256(shard.header).hexdigest(),
+            xxh3=new_hash(shard.header).hexdigest(),
             tensors={name: digests[name] for name in shard.tensors},
         )
         for shard in plan.layout.shards

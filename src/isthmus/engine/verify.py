@@ -57,7 +57,7 @@ def _problems(folder: Path, name: str, record: FileRecord) -> Iterator[str]:
     elif path.stat().st_size != record.size:
         yield f"{name} has {path.stat().st_size:,} bytes instead of {record.size:,}"
     elif record.tensors is None:
-        if hash_range(path, 0, record.size) != record.sha256:
+        if hash_range(path, 0, record.size) != record.xxh3:
             yield f"{name} was changed"
     else:
         yield from _weight_problems(path, name, record)
@@ -66,7 +66,7 @@ def _problems(folder: Path, name: str, record: FileRecord) -> Iterator[str]:
 def _weight_problems(path: Path, name: str, record: FileRecord) -> Iterator[str]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-    if length > record.size or hash_range(path, 0, 8 + length) != record.sha256:
+    if length > record.size or hash_range(path, 0, 8 + length) != record.xxh3:
         yield f"the header of {name} was changed"
         return
     with path.open("rb") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 
 from isthmus.checkpoints import Dtype, TensorInfo
 from isthmus.checkpoints.dtypes import encode
+from isthmus.engine.hashing import new_hash
 from isthmus.engine.plan import CarryTask, MergeTask, Plan
 from isthmus.engine.progress import Progress
 from isthmus.engine.streams import (
@@ -52,7 +52,7 @@ class Worker:
         """Write one tensor.
 
         Returns:
-            The sha256 of its bytes, and a note for the user or None.
+            The hash of its bytes, and a note for the user or None.
 
         Raises:
             NonFiniteError: if an input or the result holds NaN or infinity and may not.
@@ -65,7 +65,7 @@ class Worker:
             chunks = self._copied(task, differing)
         else:
             chunks = self._converted(task)
-        digest = hashlib.sha256()
+        digest = new_hash()
         start = 0
         # Overflows and NaN are looked for in the results, and named.
         with np.errstate(all="ignore"):

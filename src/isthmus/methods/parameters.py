@@ -38,6 +38,7 @@ class Parameter:
         minimum, maximum: Bounds of a number, both allowed values unless `open_minimum`.
         open_minimum: Whether `minimum` itself is forbidden.
         choices: The allowed strings.
+        ignored: Whether it is accepted for the sake of others' recipes and has no effect.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Parameter:
     maximum: float = math.inf
     open_minimum: bool = False
     choices: tuple[str, ...] = ()
+    ignored: bool = False
 
     def validate(self, value: Any) -> ParameterValue:
         """The value in the parameter's own type.

@@ -82,6 +82,8 @@ def _preset(
     rescale: bool = False,
     random: bool = False,
 ) -> TaskVectors:
+    # mergekit takes the parameters of sparse methods for all of them; so do we, and say so.
+    sparse = sparsifier is not keep_all
     return TaskVectors(
         name=name,
         summary=summary,
@@ -90,7 +92,7 @@ def _preset(
         sparsifier=sparsifier,
         consensus=consensus,
         base=BaseUse.REQUIRED,
-        reach=Reach.ELEMENTWISE if sparsifier is keep_all else Reach.REDUCTION,
+        reach=Reach.REDUCTION if sparse else Reach.ELEMENTWISE,
         random=random,
         parameters=(
             Parameter(
@@ -105,6 +107,7 @@ def _preset(
                 minimum=0,
                 open_minimum=True,
                 maximum=1,
+                ignored=not sparse,
             ),
             Parameter(
                 "lambda", float, Scope.GLOBAL, "Factor on the merged task vector.", default=1.0
@@ -122,6 +125,7 @@ def _preset(
                 Scope.GLOBAL,
                 "Make up for the dropped entries by scaling the kept ones.",
                 default=rescale,
+                ignored=not sparse,
             ),
             Parameter(
                 "rescale_norm",
@@ -130,13 +134,15 @@ def _preset(
                 "l1: until the ℓ1 norm is as before (mergekit); density: by 1/density (the paper).",
                 default="l1",
                 choices=("l1", "density"),
+                ignored=not sparse,
             ),
             Parameter(
                 "int8_mask",
                 bool,
                 Scope.GLOBAL,
-                "Accepted for mergekit's recipes; masks take no memory here, so it changes nothing.",
+                "Accepted for mergekit's recipes; masks take no memory here.",
                 default=False,
+                ignored=True,
             ),
         ),
     )
@@ -148,10 +154,10 @@ TASK_ARITHMETIC = _preset(
     reference="Ilharco et al. 2023, arXiv 2212.04089, section 2",
     explanation=(
         "A task vector is what fine-tuning changed: expert minus base. Weighted task vectors add "
-        "up; a negative weight subtracts what an expert learned. With density below 1 the smallest "
-        "entries of each task vector are dropped first."
+        "up; a negative weight subtracts what an expert learned. Nothing is dropped: density and "
+        "rescale have no effect, as in mergekit."
     ),
-    sparsifier=keep_largest,
+    sparsifier=keep_all,
 )
 
 TIES = _preset(
