@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus.geometry.checks import as_float64, require, rounding
+from isthmus.geometry.linalg import broadcast
 from isthmus.geometry.manifold import ArrayManifold, Logarithm, closed_form
 
 _ANTIPODAL = 1e-7
@@ -26,7 +27,8 @@ def random_orthogonal(
     gaussian = torch.randn(*batch, n, p, generator=generator, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian)
     signs = torch.where(torch.diagonal(r, dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q.dtype)
-    return q * signs.unsqueeze(-2)
+    frames: Tensor = q * signs.unsqueeze(-2)
+    return frames
 
 
 class Euclidean(ArrayManifold):
@@ -49,7 +51,7 @@ class Euclidean(ArrayManifold):
 
     def project(self, x: Tensor, u: Tensor) -> Tensor:
         """Every array is a tangent vector."""
-        return u.to(torch.float64).expand(torch.broadcast_shapes(x.shape, u.shape))
+        return broadcast(x, u.to(torch.float64))[1]
 
     def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Tensor:
         """Independent normal numbers."""
@@ -92,7 +94,7 @@ class Sphere(ArrayManifold):
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         problem = f"{self}: the vector has not length 1"
         require((length - 1).abs(), rounding(x), problem, "divide it by its norm")
-        return y if x.dtype == torch.float64 else y / length
+        return y if x.dtype == torch.float64 else _unit(y)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:  # noqa: ARG002
         """Σ uv, shape [...]."""
@@ -100,8 +102,7 @@ class Sphere(ArrayManifold):
 
     def _exp(self, x: Tensor, u: Tensor) -> Tensor:
         angle = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-        y = angle.cos() * x + torch.sinc(angle / math.pi) * u
-        return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        return _unit(angle.cos() * x + torch.sinc(angle / math.pi) * u)
 
     def _logarithm(self, x: Tensor, y: Tensor) -> Logarithm[Tensor]:
         across = self.project(x, y)
@@ -117,8 +118,7 @@ class Sphere(ArrayManifold):
 
     def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Tensor:
         """Uniform on the sphere."""
-        x = torch.randn(*batch, *self.shape, generator=generator, dtype=torch.float64)
-        return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return _unit(torch.randn(*batch, *self.shape, generator=generator, dtype=torch.float64))
 
     def isometry(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
         """A random element of O(n)."""
@@ -130,3 +130,9 @@ class Sphere(ArrayManifold):
         mean = self.combine(weights, points)
         length = torch.linalg.vector_norm(mean)
         return mean / length if length > _ANTIPODAL else points[0]
+
+
+def _unit(x: Tensor) -> Tensor:
+    """The vector divided by its length."""
+    unit: Tensor = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return unit

@@ -68,7 +68,9 @@ class Polar(NamedTuple):
         if not 1 <= kept <= numerical:
             raise MethodError(
                 f"low-rank pair: rank {kept} was asked for, the product has rank {numerical}",
-                f"pass rank={numerical}" if numerical else "leave this expert out: it changes nothing",
+                f"pass rank={numerical}"
+                if numerical
+                else "leave this expert out: it changes nothing",
             )
         return cls(
             q_left @ u[..., :, :kept],

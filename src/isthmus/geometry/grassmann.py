@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus.geometry.euclidean import random_orthogonal
-from isthmus.geometry.linalg import frobenius, polar, trace_product
+from isthmus.geometry.linalg import broadcast, frobenius, polar, trace_product
 from isthmus.geometry.manifold import ArrayManifold, Logarithm
 from isthmus.geometry.stiefel import CONVERGED, Stiefel
 
@@ -43,7 +43,7 @@ class Grassmann(ArrayManifold):
         return trace_product(u, v)
 
     def _exp(self, x: Tensor, u: Tensor) -> Tensor:
-        """x R cos Θ Rᵀ + Q sin Θ Rᵀ for u = QΘRᵀ, made orthonormal again against rounding."""
+        """X R cos Θ Rᵀ + Q sin Θ Rᵀ for u = QΘRᵀ, made orthonormal again against rounding."""
         left, angles, right = torch.linalg.svd(u, full_matrices=False)
         cosines, sines = angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2)
         return polar(((x @ right.mT) * cosines + left * sines) @ right)
@@ -53,7 +53,7 @@ class Grassmann(ArrayManifold):
 
         Algorithm 5.3 of Bendokat, Zimmermann and Absil 2024, y first turned next to x.
         """
-        x, y = torch.broadcast_tensors(x, y)
+        x, y = broadcast(x, y)
         y = y @ polar(y.mT @ x)
         left, sines, right = torch.linalg.svd(y - x @ (x.mT @ y), full_matrices=False)
         cosines = torch.linalg.svdvals(x.mT @ y).flip(-1)
@@ -94,4 +94,5 @@ class Grassmann(ArrayManifold):
         """
         scaled = points * weights.sqrt().reshape(-1, 1, 1)
         wide = scaled.movedim(0, -2).reshape(self.shape[0], -1)
-        return torch.linalg.svd(wide, full_matrices=False).U[:, : self.shape[1]]
+        basis: Tensor = torch.linalg.svd(wide, full_matrices=False).U[:, : self.shape[1]]
+        return basis

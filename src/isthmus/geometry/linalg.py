@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_SQUARE_ROOTS = 3
-_ARCSINE_TERMS = 20
+
+def broadcast(*arrays: Tensor) -> tuple[Tensor, ...]:
+    """The arrays expanded to their common shape."""
+    return tuple(torch.broadcast_tensors(*arrays))  # type: ignore[no-untyped-call]
 
 
 def sym(a: Tensor) -> Tensor:
@@ -33,21 +34,24 @@ def polar(a: Tensor) -> Tensor:
         Shape [..., n, p].
     """
     left, _, right = torch.linalg.svd(a, full_matrices=False)
-    return left @ right
+    factor: Tensor = left @ right
+    return factor
 
 
 def spectral(s: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """W f(Λ) Wᵀ for the symmetric S = W Λ Wᵀ, shape [..., n, n]."""
     values, vectors = torch.linalg.eigh(s)
-    return (vectors * function(values).unsqueeze(-2)) @ vectors.mT
+    image: Tensor = (vectors * function(values).unsqueeze(-2)) @ vectors.mT
+    return image
 
 
 def rotation_log(v: Tensor) -> Tensor:
     """The principal logarithm of a rotation, a skew-symmetric matrix.
 
-    Square roots V^{1/2} = polar(I + V) bring every angle below π/8; there log W = arsinh K with the
-    skew part K = ½(W − Wᵀ), a power series. Where V has the eigenvalue −1 the principal logarithm
-    does not exist, and what comes back is skew but no logarithm: compare its exponential with V.
+    V splits into C = sym V and K = skew V, which commute. In a plane that V turns by θ they are cos θ
+    and sin θ times the quarter turn, hence log V = K f(C) with f(cos θ) = θ / sin θ: one symmetric
+    eigenproblem. Where V has the eigenvalue −1 the principal logarithm does not exist, and what comes
+    back is skew but no logarithm: compare its exponential with V.
 
     Args:
         v: Shape [..., n, n], orthogonal with determinant 1.
@@ -55,16 +59,15 @@ def rotation_log(v: Tensor) -> Tensor:
     Returns:
         Shape [..., n, n].
     """
-    identity = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device)
-    for _ in range(_SQUARE_ROOTS):
-        v = polar(identity + v)
-    k = skew(v)
-    square = k @ k
-    series = torch.zeros_like(k)
-    for j in reversed(range(_ARCSINE_TERMS)):
-        coefficient = (-1) ** j * math.comb(2 * j, j) / (4**j * (2 * j + 1))
-        series = series @ square + coefficient * identity
-    return 2**_SQUARE_ROOTS * skew(k @ series)
+    return skew(skew(v) @ spectral(sym(v), _angle_over_sine))
+
+
+def _angle_over_sine(cosine: Tensor) -> Tensor:
+    """θ / sin θ, through the half angle, which keeps its digits at θ = 0; bounded at θ = π."""
+    epsilon = torch.finfo(cosine.dtype).eps
+    half_sine = ((1 - cosine) / 2).clamp(min=epsilon).sqrt()
+    half_cosine = ((1 + cosine) / 2).clamp(min=epsilon).sqrt()
+    return torch.atan2(half_sine, half_cosine) / (half_sine * half_cosine)
 
 
 def complement(x: Tensor, y: Tensor) -> Tensor:
@@ -81,12 +84,14 @@ def complement(x: Tensor, y: Tensor) -> Tensor:
         Shape [..., n, min(p, n − p)].
     """
     p = x.shape[-1]
-    return torch.linalg.qr(torch.cat([x, y], dim=-1)).Q[..., p:]
+    q: Tensor = torch.linalg.qr(torch.cat([x, y], dim=-1)).Q[..., p:]
+    return q
 
 
 def frobenius(a: Tensor) -> Tensor:
     """Frobenius norm of the last two dimensions."""
-    return torch.linalg.matrix_norm(a)
+    norm: Tensor = torch.linalg.matrix_norm(a)
+    return norm
 
 
 def trace_product(a: Tensor, b: Tensor) -> Tensor:

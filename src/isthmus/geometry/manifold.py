@@ -165,10 +165,13 @@ class ArrayManifold(Manifold[Tensor]):
 
     def combine(self, factors: Tensor, vectors: Tensor) -> Tensor:
         """Σ_k factor_k u_k of K tangent vectors at one point; shapes [K] and [K, ...]."""
-        return torch.tensordot(factors, vectors, dims=1)
+        total: Tensor = torch.tensordot(factors, vectors, dims=1)
+        return total
 
 
-def closed_form(tangent: Tensor, length: Tensor, certified: Tensor | None = None) -> Logarithm[Tensor]:
+def closed_form(
+    tangent: Tensor, length: Tensor, certified: Tensor | None = None
+) -> Logarithm[Tensor]:
     """The logarithm of a manifold where a formula gives it: no iterations, no residual.
 
     Args:

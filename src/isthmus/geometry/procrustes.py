@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,8 @@ from isthmus.geometry.fixed_rank import Polar
 from isthmus.geometry.linalg import frobenius, polar
 from isthmus.geometry.spd import SPD
 
-_SWEEPS = 100
-_SETTLED = 1e-13
+_SWEEPS = 200
+_SETTLED = 1e-12
 
 
 def overlap(x: Polar, y: Polar) -> Tensor:
@@ -33,35 +35,45 @@ def rotations(x: Polar, y: Polar) -> Tensor:
     return torch.stack([left @ right, flipped @ right])
 
 
-def polar_mean(points: Polar, weights: Tensor) -> Polar:
+class ChordalMean(NamedTuple):
+    """A mean by chords.
+
+    Attributes:
+        mean: One point.
+        change: How far the last sweep moved the frames.
+        converged: That is rounding.
+    """
+
+    mean: Polar
+    change: float
+    converged: bool
+
+
+def chordal_mean(points: Polar, weights: Tensor) -> ChordalMean:
     """The mean by chords: frames averaged and made orthonormal again, cores log-Euclidean.
 
-    Gauges O_k that maximise ‖Σ w_k (U_kO_k, V_kO_k)‖ come from the leading eigenvectors of the
-    overlaps of all pairs, then from sweeps that turn every point next to the mean of all (the
-    generalised power method; Ling 2023, Near-optimal bounds for generalized orthogonal Procrustes
-    problem via generalized power method, arXiv 2112.13725, algorithm 1). Neither the order nor the
-    gauges of the points matter.
+    Minimises Σ w_k (‖U − U_kO_k‖² + ‖V − V_kO_k‖²) over frames and gauges in turn; both steps are
+    polar factors. The gauges start at the leading eigenvectors of the overlaps of all pairs (Ling
+    2023, Near-optimal bounds for generalized orthogonal Procrustes problem via generalized power
+    method, arXiv 2112.13725, algorithm 1), so that neither order nor gauges of the points matter.
 
     Args:
         points: K points, shape [K, ...].
         weights: Shape [K], non-negative, of sum 1.
-
-    Returns:
-        One point.
     """
-    count, r = len(weights), points.b.shape[-1]
+    count, m, r = points.u.shape
     frames = torch.cat([points.u, points.v], dim=-2)
-    wide = frames.movedim(0, -2).reshape(-1, count, r)
-    flat = (wide * weights.sqrt().unsqueeze(-1)).reshape(-1, count * r)
+    flat = (frames * weights.sqrt().reshape(-1, 1, 1)).movedim(0, -2).reshape(-1, count * r)
     leading = torch.linalg.svd(flat, full_matrices=False).Vh[:r].mT
     turns = polar(leading.reshape(count, r, r))
-    center = torch.einsum("k,kni,kij->nj", weights, frames, turns)
+    mean = torch.zeros_like(frames[0])
+    change = float("inf")
     for _ in range(_SWEEPS):
-        turns = polar(frames.mT @ center)
-        previous = center
         center = torch.einsum("k,kni,kij->nj", weights, frames, turns)
-        if frobenius(center - previous) <= _SETTLED * frobenius(center):
+        previous, mean = mean, torch.cat([polar(center[:m]), polar(center[m:])])
+        turns = polar(frames.mT @ mean)
+        change = float(frobenius(mean - previous))
+        if change <= _SETTLED:
             break
-    m = points.u.shape[-2]
     core = SPD(r).guess(points.turned(turns).b, weights)
-    return Polar(polar(center[:m]), core, polar(center[m:]))
+    return ChordalMean(Polar(mean[:m], core, mean[m:]), change, change <= _SETTLED)

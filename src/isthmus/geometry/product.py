@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import MethodError
+from isthmus.geometry.linalg import broadcast
 from isthmus.geometry.manifold import Logarithm, Manifold
 
 T = TypeVar("T", bound=tuple[Tensor, ...])
@@ -30,9 +31,6 @@ class Product(Manifold[T], Generic[T]):
     def _pack(self, parts: Iterable[Tensor]) -> T:
         return cast("T", tuple(parts))
 
-    def _zip(self, *points: T) -> Iterable[tuple[Manifold[Tensor], *tuple[Tensor, ...]]]:
-        return zip(self.factors, *points, strict=True)
-
     def point(self, x: T) -> T:
         """The point, every factor checked.
 
@@ -44,18 +42,24 @@ class Product(Manifold[T], Generic[T]):
                 f"{self}: a point is a tuple of {len(self.factors)} arrays",
                 "give one array for each factor",
             )
-        return self._pack(factor.point(part) for factor, part in self._zip(x))
+        return self._pack(factor.point(part) for factor, part in zip(self.factors, x, strict=True))
 
     def inner(self, x: T, u: T, v: T) -> Tensor:
         """Σ ⟨u_i, v_i⟩, shape [...]."""
-        parts = [factor.inner(a, b, c) for factor, a, b, c in self._zip(x, u, v)]
-        return torch.stack(torch.broadcast_tensors(*parts)).sum(dim=0)
+        parts = [
+            factor.inner(a, b, c) for factor, a, b, c in zip(self.factors, x, u, v, strict=True)
+        ]
+        return torch.stack(broadcast(*parts)).sum(dim=0)
 
     def _exp(self, x: T, u: T) -> T:
-        return self._pack(factor._exp(a, b) for factor, a, b in self._zip(x, u))
+        return self._pack(
+            factor._exp(a, b) for factor, a, b in zip(self.factors, x, u, strict=True)
+        )
 
     def _logarithm(self, x: T, y: T) -> Logarithm[T]:
-        return self._join([factor._logarithm(a, b) for factor, a, b in self._zip(x, y)])
+        return self._join(
+            [factor._logarithm(a, b) for factor, a, b in zip(self.factors, x, y, strict=True)]
+        )
 
     def _join(self, parts: Sequence[Logarithm[Tensor]]) -> Logarithm[T]:
         """One logarithm from those of the factors: as good as the worst of them."""
@@ -70,14 +74,18 @@ class Product(Manifold[T], Generic[T]):
 
     def project(self, x: T, u: T) -> T:
         """Every factor's projection."""
-        return self._pack(factor.project(a, b) for factor, a, b in self._zip(x, u))
+        return self._pack(
+            factor.project(a, b) for factor, a, b in zip(self.factors, x, u, strict=True)
+        )
 
     def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> T:
         """Independent random points."""
         return self._pack(factor.random(generator, batch) for factor in self.factors)
 
     def _gaussian(self, generator: torch.Generator, x: T) -> T:
-        return self._pack(factor._gaussian(generator, a) for factor, a in self._zip(x))
+        return self._pack(
+            factor._gaussian(generator, a) for factor, a in zip(self.factors, x, strict=True)
+        )
 
     def isometry(self, generator: torch.Generator) -> Callable[[T], T]:
         """One isometry for each factor."""
@@ -86,7 +94,9 @@ class Product(Manifold[T], Generic[T]):
 
     def guess(self, points: T, weights: Tensor) -> T:
         """Every factor's cheap mean."""
-        return self._pack(factor.guess(part, weights) for factor, part in self._zip(points))
+        return self._pack(
+            factor.guess(part, weights) for factor, part in zip(self.factors, points, strict=True)
+        )
 
     def stack(self, points: Sequence[T]) -> T:
         """K points or tangent vectors in one batch, shapes [K, ...]."""
@@ -94,8 +104,13 @@ class Product(Manifold[T], Generic[T]):
 
     def scale(self, factor: Tensor | float, u: T) -> T:
         """The vector factor · u; a tensor has the shape [...] of the batch."""
-        return self._pack(manifold.scale(factor, part) for manifold, part in self._zip(u))
+        return self._pack(
+            manifold.scale(factor, part) for manifold, part in zip(self.factors, u, strict=True)
+        )
 
     def combine(self, factors: Tensor, vectors: T) -> T:
         """Σ_k factor_k u_k of K tangent vectors at one point."""
-        return self._pack(manifold.combine(factors, part) for manifold, part in self._zip(vectors))
+        return self._pack(
+            manifold.combine(factors, part)
+            for manifold, part in zip(self.factors, vectors, strict=True)
+        )

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from isthmus.geometry.euclidean import random_orthogonal
 from isthmus.geometry.fixed_rank import FixedRank, Polar
-from isthmus.geometry.linalg import frobenius
+from isthmus.geometry.linalg import broadcast, frobenius
 from isthmus.geometry.manifold import Logarithm, Manifold
-from isthmus.geometry.procrustes import polar_mean, rotations
+from isthmus.geometry.procrustes import chordal_mean, rotations
 
 HORIZONTAL = 1e-9
 """Largest vertical part of a logarithm that counts as aligned."""
@@ -68,7 +68,7 @@ class Quotient(Manifold[Polar]):
         """
         basis_u, x_u, y_u = _coordinates(x.u, y.u)
         basis_v, x_v, y_v = _coordinates(x.v, y.v)
-        x_b, y_b = torch.broadcast_tensors(x.b, y.b)
+        x_b, y_b = broadcast(x.b, y.b)
         r = x.b.shape[-1]
         small = FixedRank(x_u.shape[-2], x_v.shape[-2], r)
         found = self._descend(small, Polar(x_u, x_b, x_v), Polar(y_u, y_b, y_v))
@@ -86,7 +86,8 @@ class Quotient(Manifold[Polar]):
 
         The step turns y against the vertical part of the logarithm, which is Newton's step for the
         squared distance in flat space; it is halved until the distance falls, and lengthened by the
-        secant (Barzilai and Borwein 1988) where curvature allows.
+        secant (Barzilai and Borwein 1988) where curvature allows. A start is dropped when the other
+        is so much shorter that this one cannot catch up.
         """
         batch, r = x.b.shape[:-2], x.b.shape[-1]
         start = rotations(x, y)
@@ -97,7 +98,8 @@ class Quotient(Manifold[Polar]):
         omega = small.gauge(x, log.tangent)
         step = torch.ones(len(o), dtype=o.dtype)
         taken = torch.zeros(len(o), dtype=torch.int64)
-        active = (frobenius(omega) > _STALL).nonzero().squeeze(-1)
+        going = (frobenius(omega) > _STALL) & ~_hopeless(small, x, log, omega)
+        active = going.nonzero().squeeze(-1)
         for _ in range(self.max_iterations):
             if not len(active):
                 break
@@ -117,13 +119,13 @@ class Quotient(Manifold[Polar]):
             o[moved], omega[moved] = tried[accepted], slope[accepted]
             log = _replace(log, new, moved, accepted)
             going = (frobenius(omega[active]) > _STALL) & (step[active] > _ROUNDING)
-            active = active[going]
+            active = active[going & ~_hopeless(small, x, log, omega)[active]]
         aligned = frobenius(omega) <= HORIZONTAL
         best = log.length.reshape(2, -1).argmin(dim=0)
         chosen = best * best.numel() + torch.arange(best.numel())
 
         def of(a: Tensor) -> Tensor:
-            return a[chosen].reshape(*batch, *a.shape[1:])
+            return a[chosen].reshape((*batch, *a.shape[1:]))
 
         return Logarithm(
             tangent=Polar(*map(of, log.tangent)),
@@ -153,8 +155,8 @@ class Quotient(Manifold[Polar]):
         return lambda x: move(x).turned(random_orthogonal(generator, r, r))
 
     def guess(self, points: Polar, weights: Tensor) -> Polar:
-        """The mean by chords, `polar_mean`."""
-        return polar_mean(points, weights)
+        """The mean by chords."""
+        return chordal_mean(points, weights).mean
 
     def stack(self, points: Sequence[Polar]) -> Polar:
         """K points or tangent vectors in one batch."""
@@ -171,7 +173,7 @@ class Quotient(Manifold[Polar]):
 
 def _coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """An orthonormal basis of the span of both frames, and the frames in it."""
-    x, y = torch.broadcast_tensors(x, y)
+    x, y = broadcast(x, y)
     basis = torch.linalg.qr(torch.cat([x, y], dim=-1)).Q
     return basis, basis.mT @ x, basis.mT @ y
 
@@ -186,6 +188,17 @@ def _flat(x: Polar) -> Polar:
 
 def _pick(x: Polar, index: Tensor) -> Polar:
     return Polar(*(a[index] for a in x))
+
+
+def _hopeless(small: FixedRank, x: Polar, log: Logarithm[Polar], omega: Tensor) -> Tensor:
+    """Whether four times the gain that the slope predicts leaves a start behind the other one.
+
+    In flat space the squared distance falls by the squared length of the vertical part.
+    """
+    vertical = small.vertical(x, omega)
+    squared = log.length.square().reshape(2, -1)
+    within_reach = squared - 4 * small.inner(x, vertical, vertical).reshape(2, -1)
+    return (within_reach > squared.flip(0)).flatten()
 
 
 def _secant(step: Tensor, old: Tensor, new: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class SPD(ArrayManifold):
     def _gaussian(self, generator: torch.Generator, x: Tensor) -> Tensor:
         factor = torch.linalg.cholesky(x)
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-        return factor @ sym(noise) @ factor.mT
+        tangent: Tensor = factor @ sym(noise) @ factor.mT
+        return tangent
 
     def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Tensor:
         """Exponentials of symmetric Gaussian matrices, eigenvalues spread around 1."""

@@ -12,6 +12,7 @@ from isthmus.errors import MethodError
 from isthmus.geometry.checks import as_float64, require, rounding
 from isthmus.geometry.euclidean import random_orthogonal
 from isthmus.geometry.linalg import (
+    broadcast,
     complement,
     frobenius,
     polar,
@@ -75,7 +76,7 @@ class Stiefel(ArrayManifold):
 
     def _exp(self, x: Tensor, u: Tensor) -> Tensor:
         """[U Q] exp([A −Bᵀ; B 0]) [I; 0] (Edelman, Arias and Smith 1998, equation 2.45)."""
-        x, u = torch.broadcast_tensors(x, u)
+        x, u = broadcast(x, u)
         q = complement(x, u)
         core = torch.matrix_exp(_generator(skew(x.mT @ u), q.mT @ u))
         return torch.cat([x, q], dim=-1) @ core[..., : self.shape[1]]
@@ -90,7 +91,7 @@ class Stiefel(ArrayManifold):
         Raises:
             MethodError: p = n and the determinants differ.
         """
-        x, y = torch.broadcast_tensors(x, y)
+        x, y = broadcast(x, y)
         p = self.shape[1]
         q = complement(x, y)
         q, v = _preprocess(q, _complete(torch.cat([x.mT @ y, q.mT @ y], dim=-2)), p)
@@ -136,7 +137,8 @@ class Stiefel(ArrayManifold):
 
     def random(self, generator: torch.Generator, batch: tuple[int, ...] = ()) -> Tensor:
         """Uniform (Haar) frames."""
-        return random_orthogonal(generator, *self.shape, batch)
+        n, p = self.shape
+        return random_orthogonal(generator, n, p, batch)
 
     def isometry(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
         """U ↦ PUO with random P ∈ O(n), O ∈ O(p)."""
