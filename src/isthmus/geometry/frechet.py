@@ -21,7 +21,7 @@ Loss = Literal["squared", "huber", "median"]
 _ARMIJO = 1e-4
 _ROUNDING = 1e-13
 _SAME = 1e-12
-_SMALLEST_STEP = 1e-8
+_SMALLEST_STEP = 1e-6
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ def frechet_mean(
 
     trace, step = [state.value], state.natural_step
     for _ in range(max_iterations):
-        if state.gradient_norm <= tolerance * state.pull or step < _SMALLEST_STEP:
+        smallest = _SMALLEST_STEP * state.natural_step
+        if state.gradient_norm <= tolerance * state.pull or step < smallest:
             break
         new = descent.at(manifold._exp(state.x, manifold.scale(step, state.direction)), state.x)
         gain = _ARMIJO * step * state.gradient_norm**2
@@ -240,7 +241,7 @@ class _Descent(Generic[P]):
         moved = float(self.manifold.inner(new.x, new.back, new.back))
         bend = float(self.manifold.inner(new.x, new.back, new.direction)) + moved / step
         suggested = moved / bend if bend > 0 else 2 * step
-        return min(max(suggested, new.natural_step / 10), new.natural_step * 10)
+        return min(max(suggested, new.natural_step / 10), new.natural_step * 1000)
 
 
 def _begin(descent: _Descent[P], start: P | None, *, corners: bool) -> P:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -43,6 +44,25 @@ def spectral(s: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     values, vectors = torch.linalg.eigh(s)
     image: Tensor = (vectors * function(values).unsqueeze(-2)) @ vectors.mT
     return image
+
+
+def rotation_exp(a: Tensor) -> Tensor:
+    """The exponential of a skew-symmetric matrix, a rotation.
+
+    A² is symmetric with eigenvalues −θ², and exp A = cos Θ + A sin Θ / Θ with Θ² = −A²: one symmetric
+    eigenproblem. (`torch.matrix_exp` errs by up to 5e-11 for norms around 0.04 in float64.)
+
+    Args:
+        a: Shape [..., n, n], skew-symmetric.
+
+    Returns:
+        Shape [..., n, n].
+    """
+    squares, basis = torch.linalg.eigh(sym(a @ a))
+    angles = (-squares).clamp(min=0).sqrt().unsqueeze(-2)
+    cosines = (basis * angles.cos()) @ basis.mT
+    rotation: Tensor = cosines + a @ ((basis * torch.sinc(angles / math.pi)) @ basis.mT)
+    return rotation
 
 
 def rotation_log(v: Tensor) -> Tensor:

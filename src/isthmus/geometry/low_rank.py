@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Literal
 
@@ -14,6 +15,7 @@ from isthmus.geometry.fixed_rank import FixedRank, Polar
 from isthmus.geometry.frechet import FrechetMean, Loss, frechet_mean, normalized
 from isthmus.geometry.grassmann import Grassmann
 from isthmus.geometry.linalg import broadcast, frobenius, spectral
+from isthmus.geometry.manifold import GeometryWarning
 from isthmus.geometry.procrustes import chordal_mean, rotations
 from isthmus.geometry.quotient import Quotient
 from isthmus.geometry.spd import SPD
@@ -123,8 +125,15 @@ def low_rank_mean(
         core = frechet_mean(list(turned.b), share, SPD(r))
         mean = Polar(columns.mean, core.mean, rows.mean)
         gradient = math.hypot(*(part.gradient_norm for part in (columns, core, rows)))
-        converged = columns.converged and core.converged and rows.converged
+        converged = chordal.converged and all(x.converged for x in (columns, core, rows))
         certified = columns.certified & rows.certified
+    if not chordal.converged:
+        warnings.warn(
+            f"low-rank mean: alignment by chords not settled (last change {chordal.change:.1e}); the "
+            "points may share too few directions for one mean",
+            GeometryWarning,
+            stacklevel=2,
+        )
     distances = _aligned_distance(total, mean, stacked, distance)
     return FrechetMean(
         mean=mean,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from isthmus.geometry.euclidean import random_orthogonal
 from isthmus.geometry.fixed_rank import FixedRank, Polar
-from isthmus.geometry.linalg import broadcast, frobenius
+from isthmus.geometry.linalg import broadcast, frobenius, rotation_exp
 from isthmus.geometry.manifold import Logarithm, Manifold
 from isthmus.geometry.procrustes import chordal_mean, rotations
 
@@ -105,13 +105,13 @@ class Quotient(Manifold[Polar]):
                 break
             taken[active] += 1
             here, there = _pick(x, active), _pick(y, active)
-            tried = o[active] @ torch.matrix_exp(-step[active, None, None] * omega[active])
+            tried = o[active] @ rotation_exp(-step[active, None, None] * omega[active])
             new = small._logarithm(here, there.turned(tried))
             slope = small.gauge(here, new.tangent)
-            squared = log.length[active].square()
-            lower = new.length.square() <= squared * (1 + _ROUNDING)
+            before, after = _squared(log)[active], _squared(new)
+            lower = after <= before * (1 + _ROUNDING)
             gentler = frobenius(slope) < frobenius(omega[active])
-            resolved = new.length.square() < squared * (1 - _ROUNDING)
+            resolved = after < before * (1 - _ROUNDING)
             accepted = lower & (resolved | gentler)
             secant = _secant(step[active], omega[active], slope)
             step[active] = torch.where(accepted, secant, step[active] / 2)
@@ -121,7 +121,7 @@ class Quotient(Manifold[Polar]):
             going = (frobenius(omega[active]) > _STALL) & (step[active] > _ROUNDING)
             active = active[going & ~_hopeless(small, x, log, omega)[active]]
         aligned = frobenius(omega) <= HORIZONTAL
-        best = log.length.reshape(2, -1).argmin(dim=0)
+        best = _squared(log).reshape(2, -1).argmin(dim=0)
         chosen = best * best.numel() + torch.arange(best.numel())
 
         def of(a: Tensor) -> Tensor:
@@ -190,13 +190,18 @@ def _pick(x: Polar, index: Tensor) -> Polar:
     return Polar(*(a[index] for a in x))
 
 
+def _squared(log: Logarithm[Polar]) -> Tensor:
+    """Squared lengths; infinite where no geodesic was found, whose length means nothing."""
+    return torch.where(log.converged, log.length.square(), torch.inf)
+
+
 def _hopeless(small: FixedRank, x: Polar, log: Logarithm[Polar], omega: Tensor) -> Tensor:
     """Whether four times the gain that the slope predicts leaves a start behind the other one.
 
     In flat space the squared distance falls by the squared length of the vertical part.
     """
     vertical = small.vertical(x, omega)
-    squared = log.length.square().reshape(2, -1)
+    squared = _squared(log).reshape(2, -1)
     within_reach = squared - 4 * small.inner(x, vertical, vertical).reshape(2, -1)
     return (within_reach > squared.flip(0)).flatten()
 

@@ -16,6 +16,7 @@ from isthmus.geometry.linalg import (
     complement,
     frobenius,
     polar,
+    rotation_exp,
     rotation_log,
     skew,
     sym,
@@ -78,7 +79,7 @@ class Stiefel(ArrayManifold):
         """[U Q] exp([A −Bᵀ; B 0]) [I; 0] (Edelman, Arias and Smith 1998, equation 2.45)."""
         x, u = broadcast(x, u)
         q = complement(x, u)
-        core = torch.matrix_exp(_generator(skew(x.mT @ u), q.mT @ u))
+        core = rotation_exp(_generator(skew(x.mT @ u), q.mT @ u))
         return torch.cat([x, q], dim=-1) @ core[..., : self.shape[1]]
 
     def _logarithm(self, x: Tensor, y: Tensor) -> Logarithm[Tensor]:
@@ -100,7 +101,7 @@ class Stiefel(ArrayManifold):
         logs, steps = logs.reshape(v.shape), steps.reshape(v.shape[:-2])
 
         a, b = logs[..., :p, :p], logs[..., p:, :p]
-        residual = frobenius((torch.matrix_exp(_generator(a, b)) - v)[..., :p])
+        residual = frobenius((rotation_exp(_generator(a, b)) - v)[..., :p])
         length = (frobenius(a).square() / 2 + b.square().sum(dim=(-2, -1))).sqrt()
         converged = residual <= CONVERGED * math.sqrt(p)
         return Logarithm(
@@ -126,7 +127,7 @@ class Stiefel(ArrayManifold):
             active, log, block = active[going], log[going], block[going]
             if not len(active):
                 break
-            turn = torch.matrix_exp(_sylvester(log[:, p:, :p], block))
+            turn = rotation_exp(_sylvester(log[:, p:, :p], block))
             v[active, :, p:] = v[active, :, p:] @ turn
         return logs, steps
 
