@@ -123,7 +123,9 @@ def test_alignment_against_a_search_over_all_gauges(generator):
     for sign in (1, -1):
         grid = np.linspace(-math.pi, math.pi, 25)
         start = min(grid, key=lambda angle: squared(angle, sign))
-        found = minimize(lambda a: squared(a[0], sign), [start], method="Nelder-Mead", tol=1e-10)
+        found = minimize(
+            lambda a, sign=sign: squared(a[0], sign), [start], method="Nelder-Mead", tol=1e-10
+        )
         best = min(best, found.fun)
     assert float(Quotient(total).dist(x, y) ** 2) == pytest.approx(best, abs=1e-9)
 

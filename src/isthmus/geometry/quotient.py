@@ -108,20 +108,19 @@ class Quotient(Manifold[Polar]):
             tried = o[active] @ rotation_exp(-step[active, None, None] * omega[active])
             new = small._logarithm(here, there.turned(tried))
             slope = small.gauge(here, new.tangent)
-            before, after = _squared(log)[active], _squared(new)
-            lower = after <= before * (1 + _ROUNDING)
+            before, after = _length(log)[active], _length(new)
+            margin = _ROUNDING * (1 + before)
             gentler = frobenius(slope) < frobenius(omega[active])
-            resolved = after < before * (1 - _ROUNDING)
-            accepted = lower & (resolved | gentler)
+            lower = (after <= before + margin) & (gentler | (after < before - margin))
             secant = _secant(step[active], omega[active], slope)
-            step[active] = torch.where(accepted, secant, step[active] / 2)
-            moved = active[accepted]
-            o[moved], omega[moved] = tried[accepted], slope[accepted]
-            log = _replace(log, new, moved, accepted)
+            step[active] = torch.where(lower, secant, step[active] / 2)
+            moved = active[lower]
+            o[moved], omega[moved] = tried[lower], slope[lower]
+            log = _replace(log, new, moved, lower)
             going = (frobenius(omega[active]) > _STALL) & (step[active] > _ROUNDING)
             active = active[going & ~_hopeless(small, x, log, omega)[active]]
         aligned = frobenius(omega) <= HORIZONTAL
-        best = _squared(log).reshape(2, -1).argmin(dim=0)
+        best = _length(log).reshape(2, -1).argmin(dim=0)
         chosen = best * best.numel() + torch.arange(best.numel())
 
         def of(a: Tensor) -> Tensor:
@@ -190,9 +189,9 @@ def _pick(x: Polar, index: Tensor) -> Polar:
     return Polar(*(a[index] for a in x))
 
 
-def _squared(log: Logarithm[Polar]) -> Tensor:
-    """Squared lengths; infinite where no geodesic was found, whose length means nothing."""
-    return torch.where(log.converged, log.length.square(), torch.inf)
+def _length(log: Logarithm[Polar]) -> Tensor:
+    """Lengths; infinite where no geodesic was found."""
+    return torch.where(log.converged, log.length, torch.inf)
 
 
 def _hopeless(small: FixedRank, x: Polar, log: Logarithm[Polar], omega: Tensor) -> Tensor:
@@ -201,7 +200,7 @@ def _hopeless(small: FixedRank, x: Polar, log: Logarithm[Polar], omega: Tensor) 
     In flat space the squared distance falls by the squared length of the vertical part.
     """
     vertical = small.vertical(x, omega)
-    squared = _squared(log).reshape(2, -1)
+    squared = _length(log).square().reshape(2, -1)
     within_reach = squared - 4 * small.inner(x, vertical, vertical).reshape(2, -1)
     return (within_reach > squared.flip(0)).flatten()
 
