@@ -3,7 +3,7 @@
 The Fréchet mean of models under the Fisher-Rao distance of their predictions has no formula. Replacing
 the squared distance to θ_k by its second-order form (θ − θ_k)ᵀF_k(θ − θ_k), with the Fisher information
 F_k at θ_k, gives one: θ = (Σ w_k F_k)⁻¹ Σ w_k F_k θ_k (Matena and Raffel 2022, Merging models with
-Fisher-weighted averaging, arXiv 2111.09832, equation 4). The metric is frozen at the models, so this is
+Fisher-weighted averaging, arXiv 2111.09832). The metric is frozen at the models, so this is
 a surrogate: it sees sensitivity, not symmetry.
 """
 

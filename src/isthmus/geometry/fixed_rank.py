@@ -11,7 +11,8 @@ from torch import Tensor
 from isthmus.errors import MethodError
 from isthmus.geometry.checks import as_float64
 from isthmus.geometry.euclidean import random_orthogonal
-from isthmus.geometry.linalg import skew, spectral, sym
+from isthmus.geometry.linalg import broadcast, skew, spectral, sym
+from isthmus.geometry.manifold import Logarithm
 from isthmus.geometry.product import Product
 from isthmus.geometry.spd import SPD
 from isthmus.geometry.stiefel import Stiefel
@@ -113,6 +114,17 @@ class FixedRank(Product[Polar]):
     def _pack(self, parts: Iterable[Tensor]) -> Polar:
         return Polar(*parts)
 
+    def _logarithm(self, x: Polar, y: Polar) -> Logarithm[Polar]:
+        """As for every product; frames of one size share a batch."""
+        m, n, _ = self.sizes
+        if m != n:
+            return super()._logarithm(x, y)
+        frames = self.factors[0]._logarithm(
+            torch.stack(broadcast(x.u, x.v)), torch.stack(broadcast(y.u, y.v))
+        )
+        core = self.factors[1]._logarithm(x.b, y.b)
+        return self._join([_part(frames, 0), core, _part(frames, 1)])
+
     def vertical(self, x: Polar, omega: Tensor) -> Polar:
         """The velocity of the gauge x exp(tΩ) at t = 0: (UΩ, BΩ − ΩB, VΩ).
 
@@ -142,3 +154,15 @@ class FixedRank(Product[Polar]):
         left, right = random_orthogonal(generator, m, m), random_orthogonal(generator, n, n)
         turn = random_orthogonal(generator, r, r)
         return lambda x: Polar(left @ x.u, x.b, right @ x.v).turned(turn)
+
+
+def _part(log: Logarithm[Tensor], index: int) -> Logarithm[Tensor]:
+    """One of a batch of logarithms."""
+    return Logarithm(
+        tangent=log.tangent[index],
+        length=log.length[index],
+        residual=log.residual[index],
+        iterations=log.iterations[index],
+        converged=log.converged[index],
+        certified=log.certified[index],
+    )

@@ -105,7 +105,7 @@ def frechet_mean(
 
     Gradient descent μ ← exp_μ(t Σ w_k ρ′(d_k)/d_k log_μ x_k) (Karcher 1977, Riemannian center of mass
     and mollifier smoothing; Fletcher, Venkatasubramanian and Joshi 2009, The geometric median on
-    Riemannian manifolds, equation 13). The step t is Barzilai and Borwein's along the last geodesic
+    Riemannian manifolds). The step t is Barzilai and Borwein's along the last geodesic
     (Iannazzo and Porcelli 2018), halved until F falls enough (Armijo). Two points: the start lies on
     their geodesic at its weights, which is the answer.
 
@@ -204,7 +204,7 @@ class _Descent(Generic[P]):
         """F, its steepest descent, and the way back to the previous place.
 
         At a point x_j itself ρ(d) = d has no gradient; the descent there is what the others pull
-        beyond w_j (Vardi and Zhang 2000, The multivariate L1-median, equation 2.7).
+        beyond w_j (Vardi and Zhang 2000, The multivariate L1-median).
         """
         targets = self.manifold.stack([*self.points, x if previous is None else previous])
         logs: Logarithm[P] = self.manifold._logarithm(x, targets)

@@ -90,7 +90,7 @@ class Grassmann(ArrayManifold):
     def guess(self, points: Tensor, weights: Tensor) -> Tensor:
         """The dominant subspace of Σ w UUᵀ, the mean of the projectors, from a thin SVD.
 
-        (Sarlette and Sepulchre 2009, Consensus optimization on manifolds, section 3.3.)
+        (Sarlette and Sepulchre 2009, Consensus optimization on manifolds.)
         """
         scaled = points * weights.sqrt().reshape(-1, 1, 1)
         wide = scaled.movedim(0, -2).reshape(self.shape[0], -1)

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of torch: on small matrices more gain nothing, and on a busy machine lose tenfold."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def broadcast(*arrays: Tensor) -> tuple[Tensor, ...]:

@@ -55,7 +55,7 @@ def chordal_mean(points: Polar, weights: Tensor) -> ChordalMean:
     Minimises Σ w_k (‖U − U_kO_k‖² + ‖V − V_kO_k‖²) over frames and gauges in turn; both steps are
     polar factors. The gauges start at the leading eigenvectors of the overlaps of all pairs (Ling
     2023, Near-optimal bounds for generalized orthogonal Procrustes problem via generalized power
-    method, arXiv 2112.13725, algorithm 1), so that neither order nor gauges of the points matter.
+    method, arXiv 2112.13725), so that neither order nor gauges of the points matter.
 
     Args:
         points: K points, shape [K, ...].

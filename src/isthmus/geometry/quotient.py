@@ -9,7 +9,7 @@ from torch import Tensor
 
 from isthmus.geometry.euclidean import random_orthogonal
 from isthmus.geometry.fixed_rank import FixedRank, Polar
-from isthmus.geometry.linalg import broadcast, frobenius, rotation_exp
+from isthmus.geometry.linalg import broadcast, frobenius, one_thread, rotation_exp
 from isthmus.geometry.manifold import Logarithm, Manifold
 from isthmus.geometry.procrustes import chordal_mean, rotations
 
@@ -71,7 +71,8 @@ class Quotient(Manifold[Polar]):
         x_b, y_b = broadcast(x.b, y.b)
         r = x.b.shape[-1]
         small = FixedRank(x_u.shape[-2], x_v.shape[-2], r)
-        found = self._descend(small, Polar(x_u, x_b, x_v), Polar(y_u, y_b, y_v))
+        with one_thread():
+            found = self._descend(small, Polar(x_u, x_b, x_v), Polar(y_u, y_b, y_v))
         return Logarithm(
             tangent=Polar(basis_u @ found.tangent.u, found.tangent.b, basis_v @ found.tangent.v),
             length=found.length,

@@ -101,7 +101,7 @@ class SPD(ArrayManifold):
         return lambda x: sym(g @ x @ g.mT)
 
     def guess(self, points: Tensor, weights: Tensor) -> Tensor:
-        """The log-Euclidean mean exp Σ w log B (Arsigny et al. 2007, theorem 3.13)."""
+        """The log-Euclidean mean exp Σ w log B (Arsigny et al. 2007)."""
         return spectral(self.combine(weights, spectral(points, torch.log)), torch.exp)
 
 

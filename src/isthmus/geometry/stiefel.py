@@ -26,8 +26,8 @@ from isthmus.geometry.manifold import ArrayManifold, Logarithm
 
 INJECTIVITY_RADIUS = math.sqrt(4 / 5) * math.pi
 """Below this length a geodesic is the only shortest one (Rentmeesters 2013, Algorithms for data
-fitting on some common homogeneous spaces, section 5.3); the true radius is at most 0.914π (Absil and
-Mataigne 2024, arXiv 2405.02268)."""
+fitting on some common homogeneous spaces); the true radius is at most 0.914π (Absil and
+Mataigne 2024, arXiv 2403.02079)."""
 
 CONVERGED = 1e-11
 """Largest residual of a logarithm that counts as found, per square root of its entries' number."""
@@ -83,7 +83,7 @@ class Stiefel(ArrayManifold):
         return torch.cat([x, q], dim=-1) @ core[..., : self.shape[1]]
 
     def _logarithm(self, x: Tensor, y: Tensor) -> Logarithm[Tensor]:
-        """The algorithm of Zimmermann and Hüper 2022, arXiv 2103.12046, section 3.4.
+        """The algorithm of Zimmermann and Hüper 2022, arXiv 2103.12046, after Zimmermann 2017.
 
         In the basis [U Q] that holds both frames, Y is the first p columns of an orthogonal V of
         2p rows. Its other columns are free: they are turned, V₂ ← V₂ exp Γ, until log V has no
@@ -169,7 +169,7 @@ def _complete(columns: Tensor) -> Tensor:
 def _preprocess(q: Tensor, v: Tensor, p: int) -> tuple[Tensor, Tensor]:
     """Make the lower right block of V diagonal and non-negative, and det V = 1.
 
-    The Procrustes preprocessing of Zimmermann and Hüper 2022, section 3.3: it starts the iteration
+    The Procrustes preprocessing of Zimmermann and Hüper 2022: it starts the iteration
     near its end.
     """
     if v.shape[-1] == p:
@@ -189,7 +189,7 @@ def _preprocess(q: Tensor, v: Tensor, p: int) -> tuple[Tensor, Tensor]:
 
 
 def _sylvester(b: Tensor, c: Tensor) -> Tensor:
-    """Solve SΓ + ΓS = C, S = BBᵀ/12 − I/2, for the skew Γ (Zimmermann and Hüper 2022, equation 28).
+    """Solve SΓ + ΓS = C, S = BBᵀ/12 − I/2, for the skew Γ (Zimmermann and Hüper 2022).
 
     Where ‖B‖ is so large that the equation loses its sign, which it cannot inside the injectivity
     radius, the step is bounded instead.
