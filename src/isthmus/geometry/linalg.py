@@ -62,7 +62,7 @@ def rotation_exp(a: Tensor) -> Tensor:
     """The exponential of a skew-symmetric matrix, a rotation.
 
     A² is symmetric with eigenvalues −θ², and exp A = cos Θ + A sin Θ / Θ with Θ² = −A²: one symmetric
-    eigenproblem. (`torch.matrix_exp` errs by up to 5e-11 for norms around 0.04 in float64.)
+    eigenproblem. (`torch.matrix_exp` of torch 2.13 errs by 8e-11 in float64 at norms around 0.04.)
 
     Args:
         a: Shape [..., n, n], skew-symmetric.

@@ -14,7 +14,7 @@ from isthmus.errors import MethodError
 from isthmus.geometry.fixed_rank import FixedRank, Polar
 from isthmus.geometry.frechet import FrechetMean, Loss, frechet_mean, normalized
 from isthmus.geometry.grassmann import Grassmann
-from isthmus.geometry.linalg import broadcast, frobenius, spectral
+from isthmus.geometry.linalg import broadcast, frobenius, one_thread, spectral
 from isthmus.geometry.manifold import GeometryWarning
 from isthmus.geometry.procrustes import chordal_mean, rotations
 from isthmus.geometry.quotient import Quotient
@@ -23,6 +23,7 @@ from isthmus.geometry.spd import SPD
 Distance = Literal["canonical", "grassmann", "projection"]
 
 
+@one_thread()
 def low_rank_distance(x: Polar, y: Polar, distance: Distance = "canonical") -> Tensor:
     """How far apart two matrices of the same rank are, whatever their gauges.
 
@@ -71,6 +72,7 @@ def _aligned_distance(total: FixedRank, x: Polar, y: Polar, distance: Distance) 
     return torch.stack(broadcast(*parts)).square().sum(dim=0).sqrt()
 
 
+@one_thread()
 def low_rank_mean(
     points: Sequence[Polar],
     weights: Sequence[float] | Tensor | None = None,
