@@ -1,0 +1,19 @@
+"""Geometry runs on one thread here: the matrices are small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(20240)
