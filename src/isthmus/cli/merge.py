@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,8 @@ def command(
             "an interrupted merge either goes on or is replaced: choose one",
             param_hint="--resume, --overwrite",
         )
+    # Read when numpy loads. Workers are the threads here; OpenBLAS's own would spin beside them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from isthmus.api import check_output, plan, run_plan
     from isthmus.checkpoints import parse_size
     from isthmus.cli.plan_text import cost_lines
