@@ -13,8 +13,9 @@ import numpy as np
 from isthmus.errors import PlanError
 from isthmus.typing import Array, FloatArray
 
-CACHE_CHUNK = 1 << 16
-"""Elements a chunk on the processor: a handful of float32 rows of it fit a core's cache."""
+CACHE_CHUNK = 1 << 18
+"""Elements a chunk on the processor: rows of it stay in the shared cache, and the interpreter's lock,
+which workers pass to each other a few times a chunk, changes hands seldom enough."""
 
 DEVICE_CHUNK = 1 << 23
 """Elements a chunk on an accelerator: enough to hide the launch of an operation."""
