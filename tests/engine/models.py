@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
+
+import isthmus
+from isthmus.errors import IsthmusError
 
 WIDTH, LAYERS, VOCABULARY = 16, 3, 40
 
@@ -70,3 +74,11 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def refused(content, out, kind=IsthmusError, **options) -> str:
+    """The message of a refused merge; the output folder must not look like a model."""
+    with pytest.raises(kind) as caught:
+        isthmus.merge(content, out, **options)
+    assert not (out / "config.json").exists()
+    return str(caught.value)
