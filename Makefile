@@ -36,7 +36,7 @@ test: setup lint ## Everything that must hold: format, types, floors, tests
 	$(BIN)/python -m pytest
 
 fast: setup ## The tests without the slow ones
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not parity'
 
 lint: setup ## Format, lint, types, floors
 	$(BIN)/ruff format --check .
