@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from isthmus.checkpoints.dtypes import Dtype
+from isthmus.closing import Closing
 from isthmus.typing import FloatArray, StorageArray
 
 
@@ -48,7 +48,7 @@ class SourceFile:
         return cls(path, status.st_size, status.st_mtime_ns)
 
 
-class Checkpoint(ABC):
+class Checkpoint(Closing):
     """An opened checkpoint. Opening reads headers alone; numbers come when asked for.
 
     Reading is safe from several threads at once.
@@ -99,14 +99,3 @@ class Checkpoint(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the files. Closing twice is allowed."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from isthmus.checkpoints.layout import Shard
 from isthmus.checkpoints.regular import TOO_MANY, TOO_MANY_CURE, allow_many_files
+from isthmus.closing import Closing
 from isthmus.errors import OutputError
 from isthmus.typing import StorageArray
 
@@ -19,7 +18,7 @@ from isthmus.typing import StorageArray
 _NO_RESERVATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
-class ShardWriter:
+class ShardWriter(Closing):
     """A shard that is being written.
 
     The disk space is reserved and the header written when it opens; every tensor's place is
@@ -98,17 +97,6 @@ class ShardWriter:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _put(self, memory: StorageArray, position: int) -> None:
         done = 0

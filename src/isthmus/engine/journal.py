@@ -11,13 +11,12 @@ import json
 import threading
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from isthmus.closing import Closing
 from isthmus.errors import OutputError
 
 
-class Journal:
+class Journal(Closing):
     """An append-only list of tensors and the hash of their bytes; safe from several threads.
 
     Args:
@@ -51,15 +50,8 @@ class Journal:
                 "Free some space on its disk, then go on with --resume.",
             ) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Release the file. Closing twice is allowed."""
         # What a full disk kept from being flushed is not worth a second error.
         with suppress(OSError):
             self._file.close()

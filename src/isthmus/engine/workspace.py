@@ -211,12 +211,12 @@ def require_ours(out: Path, *, allowed: bool) -> None:
             "Choose another folder; Isthmus never replaces what it did not write.",
         )
     if WORK in entries and not allowed:
+        # Its lock tells a running merge from an interrupted one, and has its own message.
         with _locked(out):
-            pass  # a running merge is told from an interrupted one by its lock
-        raise OutputError(
-            f"{out} holds an interrupted merge",
-            "Pass --resume to go on with it, or --overwrite to start anew.",
-        )
+            raise OutputError(
+                f"{out} holds an interrupted merge",
+                "Pass --resume to go on with it, or --overwrite to start anew.",
+            )
     if entries and not allowed:
         raise OutputError(f"{out} holds a merge already", "Pass --overwrite to replace it.")
 

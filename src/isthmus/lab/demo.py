@@ -9,7 +9,7 @@ The design, and why its comparisons are fair:
 3. Experts are merged by every method. Each merged encoder is judged on every task, under the same
    heads. So all rows of the table differ in the encoder and in nothing else.
 4. Coefficients (lambda, t) are chosen on validation examples, from grids of one size, and the
-   table shows accuracies on test examples that nothing was chosen on.
+   table shows accuracies on test examples, which none of these choices saw.
 """
 
 from __future__ import annotations
