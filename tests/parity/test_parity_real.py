@@ -34,7 +34,9 @@ PASSTHROUGH = {"merge_method": "passthrough", "parameters": {"scale": 0.5}}
 def encoders() -> list[Path]:
     spec = find_spec("rxnfp")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package rxnfp, which carries the models, is not installed; see models.txt")
+        pytest.fail(
+            "the package rxnfp, which carries the models, is missing: make setup installs it"
+        )
     folder = Path(spec.submodule_search_locations[0]) / "models" / "transformers"
     return [folder / name for name in NAMES]
 
