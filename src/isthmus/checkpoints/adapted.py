@@ -11,7 +11,7 @@ import numpy as np
 
 from isthmus.checkpoints.adapter import Adapter, LowRankUpdate
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
-from isthmus.checkpoints.dtypes import Dtype, encode
+from isthmus.checkpoints.dtypes import Dtype, copied, encode
 from isthmus.checkpoints.names import align_names
 from isthmus.checkpoints.tensor_file import check_range
 from isthmus.checkpoints.ties import config_ties, input_embedding, is_output_embedding
@@ -68,6 +68,7 @@ class AdaptedCheckpoint(Checkpoint):
         }
         for name, update in weights.items():
             self._place_update(names.get(name, name), update)
+        self.computed = self._updates.keys()
         added = [name for name in self._replaced if name not in base.tensors]
         self.notes = base.notes + tuple(
             f"{name} comes from the adapter {adapter.label}; its base has no such tensor."
@@ -85,17 +86,20 @@ class AdaptedCheckpoint(Checkpoint):
         if name in self._updates and out.size:
             self._add_update(name, start, out)
 
-    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
         """A range of the weight; where the adapter changes it, rounded to its own format."""
         if name not in self._updates and name not in self._replaced:
-            return self._base.read_stored(name, start, stop)
+            return self._base.read_stored(name, start, stop, out)
         dtype = self.tensors[name].dtype
         size = stop - start
         values: FloatArray = (
             np.empty(size, np.float64) if dtype is Dtype.F64 else np.empty(size, np.float32)
         )
         self.read(name, start, values)
-        return encode(values, dtype)
+        stored = encode(values, dtype)
+        return stored if out is None else copied(stored, out)
 
     def close(self) -> None:
         """Release the files of both. Closing twice is allowed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ class Checkpoint(Closing):
         config: The parsed `config.json`, or None.
         sources: The files that the tensors depend on.
         notes: What the user should know about how the checkpoint was read, one sentence each.
+        computed: Names whose numbers are computed when they are read, so that `read` gives them
+            more precisely than `read_stored`, which rounds them.
     """
 
     label: str
@@ -74,6 +76,7 @@ class Checkpoint(Closing):
     config: Mapping[str, Any] | None
     sources: tuple[SourceFile, ...]
     notes: tuple[str, ...]
+    computed: Set[str] = frozenset()
 
     @abstractmethod
     def read(self, name: str, start: int, out: FloatArray) -> None:
@@ -89,8 +92,17 @@ class Checkpoint(Closing):
         """
 
     @abstractmethod
-    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
         """Elements `start : stop` of the flattened tensor as stored, without any conversion.
+
+        Args:
+            name: A key of `tensors`.
+            start: Offset of the first element, in elements.
+            stop: Offset after the last.
+            out: Contiguous array of shape [stop - start] in the tensor's storage type to put
+                them in; fresh memory without it, which costs more than the reading.
 
         Returns:
             Contiguous array of shape [stop - start] whose dtype is `tensors[name].dtype.storage`.

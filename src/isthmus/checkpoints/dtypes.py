@@ -105,6 +105,14 @@ def encode(values: StorageArray, dtype: Dtype) -> StorageArray:
         return values.astype(dtype.storage, copy=False)
 
 
+def copied(stored: StorageArray, out: StorageArray | None) -> StorageArray:
+    """`stored` in `out`, or in memory of its own."""
+    if out is None:
+        return stored.copy()
+    out[...] = stored
+    return out
+
+
 def decode(stored: StorageArray, out: FloatArray) -> None:
     """Write the numbers that stored elements stand for, exactly, into float32 or float64.
 

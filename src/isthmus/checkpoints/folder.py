@@ -87,9 +87,11 @@ class FileCheckpoint(Checkpoint):
         """Decode a range; see `Checkpoint`."""
         self._homes[name].read(name, start, out)
 
-    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
         """Copy a range as stored; see `Checkpoint`."""
-        return self._homes[name].read_stored(name, start, stop)
+        return self._homes[name].read_stored(name, start, stop, out)
 
     def close(self) -> None:
         """Release the files. Closing twice is allowed."""

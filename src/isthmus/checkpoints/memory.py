@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
-from isthmus.checkpoints.dtypes import decode
+from isthmus.checkpoints.dtypes import copied, decode
 from isthmus.checkpoints.torch_tensors import TensorTable, as_numpy
 from isthmus.errors import CheckpointError
 from isthmus.typing import FloatArray, StorageArray
@@ -52,9 +52,11 @@ class MemoryCheckpoint(Checkpoint):
         """Decode a range; see `Checkpoint`."""
         decode(self._table.view(name, start, start + out.size), out)
 
-    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
         """Copy a range as stored; see `Checkpoint`."""
-        return self._table.view(name, start, stop).copy()
+        return copied(self._table.view(name, start, stop), out)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -99,11 +99,13 @@ class SafetensorsFile(TensorFile):
             self._fill(stored, position + begin * storage.itemsize, name)
             decode(stored.view(storage), piece)
 
-    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
         """Copy a range as stored; see `TensorFile`."""
         info = self.tensors[name]
         check_range(info, start, stop)
-        array = np.empty(stop - start, info.dtype.storage)
+        array = np.empty(stop - start, info.dtype.storage) if out is None else out
         position = self._data_start + self._offsets[name] + start * info.dtype.itemsize
         self._fill(array.view(np.uint8), position, name)
         if info.dtype is Dtype.BOOL:

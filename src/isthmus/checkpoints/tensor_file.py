@@ -34,8 +34,16 @@ class TensorFile(ABC):
         """
 
     @abstractmethod
-    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
         """A copy of elements `start : stop` of the flattened tensor, as stored.
+
+        Args:
+            name: A key of `tensors`.
+            start: Offset of the first element, in elements.
+            stop: Offset after the last.
+            out: Where to put them; fresh memory without it.
 
         Raises:
             CheckpointError: if the file was changed or cut since it was opened.

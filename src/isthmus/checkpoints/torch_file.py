@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.checkpoints.base import SourceFile
-from isthmus.checkpoints.dtypes import decode
+from isthmus.checkpoints.dtypes import copied, decode
 from isthmus.checkpoints.regular import open_regular
 from isthmus.checkpoints.tensor_file import TensorFile
 from isthmus.checkpoints.torch_tensors import TensorTable, printable
@@ -68,9 +68,11 @@ class TorchFile(TensorFile):
         """Decode a range; see `TensorFile`."""
         decode(self._view(name, start, start + out.size), out)
 
-    def read_stored(self, name: str, start: int, stop: int) -> StorageArray:
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
         """Copy a range as stored; see `TensorFile`."""
-        return self._view(name, start, stop).copy()
+        return copied(self._view(name, start, stop), out)
 
     def close(self) -> None:
         """Release the file. Closing twice is allowed."""

@@ -28,11 +28,11 @@ from isthmus.checkpoints import (
 from isthmus.checkpoints.dtypes import RECIPE_DTYPES
 from isthmus.checkpoints.vocabulary import differing_tokens
 from isthmus.engine.compatibility import require_mergeable
-from isthmus.engine.devices import Device, open_device
+from isthmus.engine.devices import Device, Processor, open_device
 from isthmus.engine.matching import Carried, Matched, Matching, match
 from isthmus.engine.streams import Operand
 from isthmus.errors import MethodError, PlanError
-from isthmus.methods.method import BaseUse, Method, Reach, Settings
+from isthmus.methods.method import BaseUse, Method, Reach, Settings, WeightedSum
 from isthmus.methods.registry import get_method
 from isthmus.recipes import Depths, Recipe, resolve_settings
 from isthmus.recipes.settings import Setting
@@ -42,6 +42,10 @@ DEFAULT_SHARD_SIZE = 5_000_000_000
 
 HISTOGRAM = 8 * 2**16
 """Bytes of the counts from which a method learns about one row of a tensor."""
+
+
+COMPILER_PAYS = 1_000_000_000
+"""Bytes of weights to write from which loading compiled loops costs less than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,23 @@ class Plan:
     def bytes_to_read(self) -> int:
         """Bytes that must be read at least once."""
         return sum(operand.info.nbytes for task in self.tasks for operand in _operands(task))
+
+    def on_bits(self, task: MergeTask) -> WeightedSum | None:
+        """The weighted sum that a task comes to, where it can be taken of the bits as stored.
+
+        That is worth the import of a compiler in large merges alone.
+        """
+        plain = (
+            isinstance(self.device, Processor)
+            and task.output.dtype is Dtype.BF16
+            and task.compute == np.float32
+            and self.bytes_to_write >= COMPILER_PAYS
+            and all(
+                expert.info.dtype is Dtype.BF16 and expert.name not in expert.model.computed
+                for expert in task.experts
+            )
+        )
+        return self.method.weighted_sum(task.settings) if plain else None
 
     @property
     def readings(self) -> str:

@@ -6,14 +6,15 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from isthmus.checkpoints import Checkpoint, TensorInfo
+from isthmus.checkpoints import Checkpoint, Dtype, TensorInfo
 from isthmus.engine.devices import Device
 from isthmus.errors import NonFiniteError
 from isthmus.methods.method import Chunk
-from isthmus.typing import FloatArray, StorageArray
+from isthmus.typing import StorageArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ class Buffers(threading.local):
     """A worker's arrays, kept from tensor to tensor: fresh memory costs seven times the reading."""
 
     def __init__(self) -> None:
-        self._arrays: dict[np.dtype[np.floating], FloatArray] = {}
+        self._arrays: dict[np.dtype[Any], StorageArray] = {}
 
-    def take(self, rows: int, columns: int, dtype: np.dtype[np.floating]) -> FloatArray:
+    def take(self, rows: int, columns: int, dtype: np.dtype[Any]) -> StorageArray:
         """An array of shape [rows, columns] with arbitrary contents, valid until the next call."""
         size = rows * columns
         if dtype not in self._arrays or self._arrays[dtype].size < size:
@@ -83,21 +84,49 @@ class CheckpointStream:
         return self.compute.itemsize
 
     def __iter__(self) -> Iterator[Chunk]:
-        size = math.prod(self.shape)
-        operands = self._operands()
-        for start in range(0, size, self.chunk_size):
-            if self.stop.is_set():
-                raise StoppedError
-            count = min(self.chunk_size, size - start)
-            stack = self.buffers.take(len(operands), count, self.compute)
-            for row, operand in zip(stack, operands, strict=True):
-                operand.model.read(operand.name, start, row)
-                if self.check_finite and not self._checked:
-                    require_finite(row, operand, start)
-            experts = self.device.put(stack[: len(self.experts)])
-            base = None if self.base is None else self.device.put(stack[-1])
-            yield Chunk(start, experts, base)
+        for start, count in self.stretches():
+            yield self.read(start, count)
         self._checked = True
+
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """Start and length of each chunk."""
+        size = math.prod(self.shape)
+        for start in range(0, size, self.chunk_size):
+            yield start, min(self.chunk_size, size - start)
+
+    def read(self, start: int, count: int) -> Chunk:
+        """One chunk, valid until the next is read.
+
+        Raises:
+            NonFiniteError: if it holds NaN or infinity and may not.
+            StoppedError: if `stop` was set.
+        """
+        if self.stop.is_set():
+            raise StoppedError
+        operands = self._operands()
+        stack = self.buffers.take(len(operands), count, self.compute)
+        for row, operand in zip(stack, operands, strict=True):
+            operand.model.read(operand.name, start, row)
+            if self.check_finite and not self._checked:
+                require_finite(row, operand, start)
+        experts = self.device.put(stack[: len(self.experts)])
+        base = None if self.base is None else self.device.put(stack[-1])
+        return Chunk(start, experts, base)
+
+    def read_codes(self, start: int, count: int) -> StorageArray:
+        """Bit patterns of the experts' bfloat16 numbers, shape [K, n], valid until the next read.
+
+        Raises:
+            StoppedError: if `stop` was set.
+        """
+        if self.stop.is_set():
+            raise StoppedError
+        codes = self.buffers.take(len(self.experts), count, np.dtype(np.uint16))
+        for row, operand in zip(codes, self.experts, strict=True):
+            operand.model.read_stored(
+                operand.name, start, start + count, row.view(Dtype.BF16.storage)
+            )
+        return codes
 
     def _operands(self) -> list[Operand]:
         return [*self.experts] if self.base is None else [*self.experts, self.base]

@@ -22,6 +22,7 @@ from isthmus.engine.streams import (
     require_finite,
 )
 from isthmus.errors import NonFiniteError
+from isthmus.methods.weighted import weighted_sum_of_bfloat16
 from isthmus.typing import FloatArray, StorageArray
 
 
@@ -96,10 +97,16 @@ class Worker:
             stop=self.stop,
         )
         combine = self.plan.method.prepare(stream, task.settings)
-        for chunk in stream:
-            values = self.plan.device.get(combine(chunk))
+        weighted = self.plan.on_bits(task)
+        for start, count in stream.stretches():
+            if weighted is not None:
+                merged = np.empty(count, np.uint16)
+                if weighted_sum_of_bfloat16(stream.read_codes(start, count), weighted, merged):
+                    yield merged.view(task.output.dtype.storage)
+                    continue
+            values = self.plan.device.get(combine(stream.read(start, count)))
             if not self._fits(values, task.output):
-                stream.require_finite(chunk.start, values.size)
+                stream.require_finite(start, count)
                 raise _overflow(task.output)
             yield encode(values, task.output.dtype)
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.methods.method import BaseUse, Chunk, Combine, Method, Settings, TensorStream
+from isthmus.methods.method import (
+    BaseUse,
+    Chunk,
+    Combine,
+    Method,
+    Settings,
+    TensorStream,
+    WeightedSum,
+)
 from isthmus.methods.parameters import Parameter, Scope
 from isthmus.methods.weighted import divisor, numbers, weighted_sum
 from isthmus.typing import Array
@@ -16,17 +24,22 @@ class Linear(Method):
 
     def check(self, settings: Settings) -> None:
         """Weights that are normalised must not sum to zero."""
-        divisor(numbers(settings, "weight"), normalize=bool(settings.shared["normalize"]))
+        self.weighted_sum(settings)
+
+    def weighted_sum(self, settings: Settings) -> WeightedSum:
+        """The weights, and their sum if they are normalised."""
+        weights = numbers(settings, "weight")
+        normalize = bool(settings.shared["normalize"])
+        return WeightedSum(tuple(weights), divisor(weights, normalize=normalize))
 
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:  # noqa: ARG002
         """Nothing depends on the whole tensor."""
-        weights = numbers(settings, "weight")
-        total = divisor(weights, normalize=bool(settings.shared["normalize"]))
+        total = self.weighted_sum(settings)
 
         def combine(chunk: Chunk) -> Array:
-            merged = weighted_sum(chunk.experts, weights)
-            if total != 1:
-                merged /= total
+            merged = weighted_sum(chunk.experts, total.weights)
+            if total.divisor != 1:
+                merged /= total.divisor
             return merged
 
         return combine

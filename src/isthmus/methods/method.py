@@ -67,6 +67,19 @@ class Settings:
     seeds: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class WeightedSum:
+    """sum_k w_k x_k / divisor, element by element.
+
+    Attributes:
+        weights: w_k, one for each expert.
+        divisor: A number other than zero.
+    """
+
+    weights: tuple[float, ...]
+    divisor: float
+
+
 Combine: TypeAlias = Callable[[Chunk], Array]
 """Merges one chunk: shape [n], in the chunk's precision."""
 
@@ -123,6 +136,13 @@ class Method(ABC):
         Raises:
             MethodError: naming the parameter and the cure.
         """
+
+    def weighted_sum(self, settings: Settings) -> WeightedSum | None:  # noqa: ARG002
+        """What the merge is, if it is a weighted sum and nothing more, else None.
+
+        An engine may then merge the bits as they are stored, where that gives the same bits.
+        """
+        return None
 
     @abstractmethod
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:

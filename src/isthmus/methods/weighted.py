@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
+
 from isthmus.errors import MethodError
-from isthmus.methods.method import Settings
-from isthmus.typing import Array
+from isthmus.methods.method import Settings, WeightedSum
+from isthmus.typing import Array, StorageArray
 
 CANCELLED = 1e-9
 """Weights whose sum is this small beside them sum to zero but for rounding."""
@@ -52,3 +54,26 @@ def weighted_sum(stack: Array, weights: Sequence[float]) -> Array:
     for row, weight in enumerate(weights[1:], start=1):
         total += stack[row, ...] if weight == 1 else stack[row, ...] * weight
     return total
+
+
+def weighted_sum_of_bfloat16(
+    codes: StorageArray, weighted: WeightedSum, merged: StorageArray
+) -> bool:
+    """A weighted sum of bfloat16 numbers in one go over their bits, for large merges.
+
+    Computes in float32 as `weighted_sum` does, and rounds to nearest, ties to even: the bits are
+    the same.
+
+    Args:
+        codes: Bit patterns, shape [K, n], uint16.
+        weighted: What to compute.
+        merged: Bit patterns of the result, shape [n], uint16; overwritten.
+
+    Returns:
+        Whether all results are finite before and after rounding. If not, their bits mean nothing.
+    """
+    from isthmus.methods import kernels
+
+    weights = np.asarray(weighted.weights, np.float32)
+    largest = kernels.weighted_sum_of_bfloat16(codes, weights, np.float32(weighted.divisor), merged)
+    return bool(largest <= kernels.LARGEST_BFLOAT16)
