@@ -11,7 +11,7 @@ Importing numba takes half a second, so this module is imported where it is need
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -23,14 +23,14 @@ LARGEST_BFLOAT16 = 0x7F7F0000
 """The largest finite number of bfloat16, as bits of float32."""
 
 
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile without holding the interpreter's lock, and keep the result for the next process."""
-    compiled: Any
+    # Division as numpy divides: by zero too, and in vector instructions.
+    options = {"nogil": True, "error_model": "numpy"}
     try:
-        compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+        return cast("Callable[..., Any]", numba.njit(cache=True, **options)(function))
     except RuntimeError:  # no folder to keep it in: a read-only installation without a home
-        compiled = numba.njit(nogil=True, error_model="numpy")(function)
-    return compiled  # type: ignore[no-any-return]
+        return cast("Callable[..., Any]", numba.njit(**options)(function))
 
 
 @_compiled
