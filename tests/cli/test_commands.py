@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from isthmus.cli.main import app
 from isthmus.errors import IsthmusError
+from isthmus.methods.registry import METHODS
 
 from ..engine.models import contents, family, llama_state, recipe, write_model
 
@@ -219,6 +220,17 @@ def test_methods_lists_and_explains():
     assert "FusionBench" in explained
     data = json.loads(invoke("methods", "ties", "--json").stdout)
     assert {p["name"] for p in data[0]["parameters"]} >= {"weight", "density", "lambda"}
+
+
+def test_methods_tell_where_adapters_are_merged():
+    assert "adapters: space: full (default), core, knots" in invoke("methods", "ties").stdout
+    assert "does not depend on the factorisation" in invoke("methods", "ties").stdout
+    assert "adapters: nothing else; space: core" in invoke("methods", "cat").stdout
+    assert "adapters: not merged; apply them to their base" in invoke("methods", "slerp").stdout
+    assert invoke("methods").stdout.count("\n  adapters: ") == len(METHODS)
+    (data,) = json.loads(invoke("methods", "cat", "--json").stdout)
+    assert (data["spaces"], data["adapters_only"]) == (["core"], True)
+    assert data["gauge"]
 
 
 def test_inspect_describes_one_model(models):

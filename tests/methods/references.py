@@ -77,3 +77,54 @@ def kth_largest(values: np.ndarray, k: int) -> float:
     """By torch's selection, an independent implementation."""
     flat = torch.from_numpy(np.abs(values).ravel())
     return float(torch.kthvalue(flat, flat.numel() - k + 1).values)
+
+
+def magnitude(
+    experts: np.ndarray,
+    base: np.ndarray,
+    weights: Sequence[float],
+    densities: Sequence[float],
+    scale: float,
+    normalize: bool,
+) -> np.ndarray:
+    deltas = [trim((x - base), d).astype(float) for x, d in zip(experts, densities, strict=True)]
+    total = sum(w * d for w, d in zip(weights, deltas, strict=True))
+    return base + scale * (total / sum(weights) if normalize else total)
+
+
+def _polar(columns: np.ndarray) -> np.ndarray:
+    """The orthonormal factor of full column rank, by an inverse root instead of its SVD."""
+    values, vectors = np.linalg.eigh(columns.T @ columns)
+    return columns @ (vectors / np.sqrt(values)) @ vectors.T
+
+
+def tsv(deltas: np.ndarray) -> np.ndarray:
+    """TSV-Merge, arXiv 2412.00081: a share of 1/K of min(m, n) singular directions from each."""
+    share = min(deltas.shape[1:]) // len(deltas)
+    parts = [np.linalg.svd(delta, full_matrices=False) for delta in deltas]
+    left = np.concatenate([u[:, :share] for u, _, _ in parts], axis=1)
+    right = np.concatenate([v[:share] for _, _, v in parts])
+    lengths = np.concatenate([s[:share] for _, s, _ in parts])
+    return _polar(left) @ np.diag(lengths) @ _polar(right.T).T
+
+
+def iso_c(deltas: np.ndarray) -> np.ndarray:
+    """Iso-C, arXiv 2502.04959."""
+    u, s, v = np.linalg.svd(deltas.sum(axis=0), full_matrices=False)
+    return s.mean() * u @ v
+
+
+def iso_cts(deltas: np.ndarray, fraction: float = 0.8) -> np.ndarray:
+    """Iso-CTS, arXiv 2502.04959."""
+    count, size = len(deltas), min(deltas.shape[1:])
+    own = round((size - int(size * fraction)) / count)
+    common = size - own * count
+    u, s, v = np.linalg.svd(deltas.sum(axis=0), full_matrices=False)
+    parts = [(u[:, :common], s[:common], v[:common])]
+    outside = np.eye(len(u)) - u[:, :common] @ u[:, :common].T
+    for delta in deltas:
+        u, s, v = np.linalg.svd(outside @ delta, full_matrices=False)
+        parts.append((u[:, :own], s[:own], v[:own]))
+    left = np.concatenate([u for u, _, _ in parts], axis=1)
+    right = np.concatenate([v for _, _, v in parts])
+    return np.concatenate([s for _, s, _ in parts]).mean() * _polar(left) @ _polar(right.T).T

@@ -39,7 +39,7 @@ def test_linear(seed, weights):
     np.testing.assert_allclose(plain, references.linear(experts, weights, False), atol=5e-6)
 
 
-@pytest.mark.parametrize("name", ["task_arithmetic", "ties"])
+@pytest.mark.parametrize("name", ["task_arithmetic", "magnitude", "ties"])
 @given(
     seed=st.integers(0, 99),
     models=st.lists(st.tuples(weight, density), min_size=1, max_size=5),
@@ -197,7 +197,7 @@ def test_dare_keeps_the_share_it_is_told_and_the_expectation():
     assert (np.abs(error) < 6 * spread).all()
 
 
-@pytest.mark.parametrize("name", ["dare_linear", "dare_ties", "ties"])
+@pytest.mark.parametrize("name", ["magnitude", "dare_linear", "dare_ties", "ties"])
 def test_l1_rescaling_restores_the_norm(name):
     experts, base = tensors(4, 1, 500)
     result = run(METHODS[name], experts, base, weight=1.0, density=0.3, rescale=True)
@@ -218,7 +218,7 @@ def test_experts_draw_independently():
     assert abs((one == other).mean() - 0.5) < 0.02
 
 
-@pytest.mark.parametrize("name", ["linear", "task_arithmetic", "dare_linear"])
+@pytest.mark.parametrize("name", ["linear", "task_arithmetic", "magnitude", "dare_linear", "cat"])
 def test_weights_that_sum_to_zero_cannot_be_normalised(name):
     method = METHODS[name]
     with pytest.raises(MethodError, match="sum to zero") as caught:

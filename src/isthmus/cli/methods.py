@@ -31,7 +31,8 @@ def command(
     elif name is None:
         for method in chosen:
             typer.echo(f"{method.name}\n  {method.summary}\n  {method.reference}")
-            typer.echo(f"  {', '.join(map(_brief, method.parameters))}\n")
+            typer.echo(f"  {', '.join(map(_brief, method.parameters))}")
+            typer.echo(f"  adapters: {_adapters(method)}\n")
         typer.echo("isthmus methods NAME explains one.")
     else:
         _explain(chosen[0])
@@ -47,7 +48,10 @@ def _explain(method: Method) -> None:
         if method.base is BaseUse.REQUIRED
         else "lends config and tokenizer; counts as a model only when listed"
     )
-    typer.echo(f"\nbase_model: {base}\nmodels: {_models(method)}\n\nparameters:")
+    typer.echo(f"\nbase_model: {base}\nmodels: {_models(method)}\nadapters: {_adapters(method)}")
+    if method.gauge:
+        typer.echo(fill(method.gauge, 88, initial_indent="  ", subsequent_indent="  "))
+    typer.echo("\nparameters:")
     for parameter in method.parameters:
         typer.echo(f"  {_brief(parameter)}  [{parameter.scope.value}]\n      {parameter.summary}")
 
@@ -63,6 +67,16 @@ def _models(method: Method) -> str:
     else:
         number = f"exactly {most}" if least == most else f"{least} to {most}"
     return f"{number}, besides base_model" if method.base is BaseUse.REQUIRED else number
+
+
+def _adapters(method: Method) -> str:
+    """Whether and in which spaces it merges adapters, in words."""
+    if not method.spaces:
+        return "not merged; apply them to their base first (base+adapter)"
+    default, *others = method.spaces
+    if method.adapters_only:
+        return f"nothing else; space: {', '.join(method.spaces)}"
+    return f"space: {default} (default){''.join(f', {space}' for space in others)}"
 
 
 def _brief(parameter: Parameter) -> str:
@@ -82,6 +96,9 @@ def _as_data(method: Method) -> dict[str, Any]:
         "base_model": method.base.value,
         "models": [method.min_experts, method.max_experts],
         "random": method.random,
+        "spaces": list(method.spaces),
+        "adapters_only": method.adapters_only,
+        "gauge": method.gauge,
         "parameters": [
             {
                 "name": parameter.name,

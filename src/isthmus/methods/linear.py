@@ -14,6 +14,7 @@ from isthmus.methods.method import (
     WeightedSum,
 )
 from isthmus.methods.parameters import Parameter, Scope
+from isthmus.methods.task_vectors import SUMMED
 from isthmus.methods.weighted import divisor, numbers, weighted_sum
 from isthmus.typing import Array
 
@@ -31,6 +32,11 @@ class Linear(Method):
         weights = numbers(settings, "weight")
         normalize = bool(settings.shared["normalize"])
         return WeightedSum(tuple(weights), divisor(weights, normalize=normalize))
+
+    def coefficients(self, settings: Settings) -> tuple[float, ...]:
+        """The weights, normalised if they shall be: the average of task vectors too."""
+        total = self.weighted_sum(settings)
+        return tuple(weight / total.divisor for weight in total.weights)
 
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:  # noqa: ARG002
         """Nothing depends on the whole tensor."""
@@ -62,4 +68,6 @@ LINEAR = Linear(
     ),
     base=BaseUse.IGNORED,
     propagates=True,
+    spaces=("core", "knots", "full"),
+    gauge=SUMMED,
 )

@@ -8,13 +8,17 @@ code merges a tensor that fits the cache and one that does not fit the memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from isthmus.methods.parameters import Parameter, ParameterValue
 from isthmus.typing import Array
+
+if TYPE_CHECKING:
+    from isthmus.geometry.factored import Factored
+    from isthmus.methods.adapters import LowRankMerge
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class Reach(Enum):
 
     ELEMENTWISE = "elementwise"
     REDUCTION = "reduction"
+    MATRIX = "matrix"
+    """All of it, held at once in float64 for every expert: a decomposition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +122,11 @@ class Method(ABC):
         random: Whether it draws random numbers.
         propagates: Whether NaN or infinity in an input always shows in the output, so that it is
             enough to look there.
+        spaces: In which spaces it merges the low-rank updates of adapters, the default first
+            (`isthmus.methods.adapters`); none if it cannot.
+        adapters_only: Whether it is defined for adapters alone; `prepare` then serves what an
+            adapter stores in full.
+        gauge: One sentence: whether the merge of adapters depends on their factorisation.
     """
 
     name: str
@@ -129,6 +140,9 @@ class Method(ABC):
     reach: Reach = Reach.ELEMENTWISE
     random: bool = False
     propagates: bool = False
+    spaces: tuple[str, ...] = ()
+    adapters_only: bool = False
+    gauge: str = ""
 
     def check(self, settings: Settings) -> None:  # noqa: B027
         """Refuse settings that admit no merge, before any tensor is read.
@@ -143,6 +157,29 @@ class Method(ABC):
         An engine may then merge the bits as they are stored, where that gives the same bits.
         """
         return None
+
+    def coefficients(self, settings: Settings) -> tuple[float, ...] | None:  # noqa: ARG002
+        """c_k if the merge of task vectors τ_k is sum_k c_k τ_k and nothing more, else None.
+
+        Such a merge is the same in every space, and needs none.
+        """
+        return None
+
+    def merge_low_rank(
+        self, updates: Sequence[Factored], settings: Settings, rank: int
+    ) -> LowRankMerge:
+        """Merge the adapters' updates of one module, if `adapters_only`.
+
+        Args:
+            updates: One for each expert, all of one shape, finite; zero where an adapter leaves
+                the module alone.
+            settings: The parameters at this module.
+            rank: Of the result, at least 1.
+
+        Raises:
+            MethodError: if the settings admit no merge.
+        """
+        raise NotImplementedError(f"{self.name} merges adapters by its coordinates")
 
     @abstractmethod
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:

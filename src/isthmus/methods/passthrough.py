@@ -6,12 +6,19 @@ from dataclasses import dataclass
 
 from isthmus.methods.method import BaseUse, Chunk, Combine, Method, Settings, TensorStream
 from isthmus.methods.parameters import Parameter, Scope
+from isthmus.methods.task_vectors import SUMMED
 from isthmus.typing import Array
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passthrough(Method):
     """x, or scale times x."""
+
+    def coefficients(self, settings: Settings) -> tuple[float, ...]:
+        """The scale: it scales an adapter's update too."""
+        return tuple(
+            1.0 if scale is None else float(scale) for scale in settings.per_expert["scale"]
+        )
 
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:  # noqa: ARG002
         """Nothing depends on the whole tensor."""
@@ -35,4 +42,6 @@ PASSTHROUGH = Passthrough(
     base=BaseUse.IGNORED,
     max_experts=1,
     propagates=True,
+    spaces=("core",),
+    gauge=SUMMED,
 )

@@ -17,6 +17,20 @@ from isthmus.methods.sparsify import Sparsifier, Sparsify, keep_all, keep_larges
 from isthmus.methods.weighted import divisor, numbers, weighted_sum
 from isthmus.typing import Array
 
+WEIGHT = Parameter(
+    "weight", float, Scope.EXPERT, "How much this task vector counts.", required=True
+)
+LAMBDA = Parameter("lambda", float, Scope.GLOBAL, "Factor on the merged task vector.", default=1.0)
+
+SUMMED = "The merged adapter does not depend on the factorisation: updates add up as matrices."
+"""The gauge of the methods that add up, whatever the space."""
+
+ENTRYWISE = (
+    "The merged adapter does not depend on the factorisation, in any space; it depends on the "
+    "space, whose coordinates are what the rule is applied to."
+)
+"""The gauge of the methods that look at entries."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskVectors(Method):
@@ -34,10 +48,20 @@ class TaskVectors(Method):
         """Weights that are normalised must not sum to zero."""
         self._divisor(settings)
 
+    def coefficients(self, settings: Settings) -> tuple[float, ...] | None:
+        """Weights and factors, where nothing is dropped and no sign elected."""
+        dropping = self.sparsifier is not keep_all and any(
+            density < 1 for density in numbers(settings, "density")
+        )
+        if self.consensus or dropping:
+            return None
+        factor = self._factor(settings)
+        return tuple(factor * weight for weight in numbers(settings, "weight"))
+
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:
         """Read thresholds and norms."""
         weights = numbers(settings, "weight")
-        factor = float(cast("float", settings.shared["lambda"])) / self._divisor(settings)
+        factor = self._factor(settings)
         mean = bool(settings.shared["normalize"])
         sparsify = self._sparsify(Deltas(tensor), settings)
 
@@ -55,12 +79,17 @@ class TaskVectors(Method):
 
         return combine
 
+    def _factor(self, settings: Settings) -> float:
+        return float(cast("float", settings.shared["lambda"])) / self._divisor(settings)
+
     def _divisor(self, settings: Settings) -> float:
         # With a consensus the divisor is the weight of those that agree, entry by entry.
         normalize = bool(settings.shared["normalize"]) and not self.consensus
         return divisor(numbers(settings, "weight"), normalize=normalize)
 
     def _sparsify(self, deltas: Deltas, settings: Settings) -> Sparsify:
+        if self.sparsifier is keep_all:
+            return keep_all(deltas, (), ())
         densities = numbers(settings, "density")
         sparsify = self.sparsifier(deltas, densities, settings.seeds)
         if not settings.shared["rescale"] or all(density == 1 for density in densities):
@@ -68,6 +97,17 @@ class TaskVectors(Method):
         if settings.shared["rescale_norm"] == "density":
             return rescaled(sparsify, [1 / density for density in densities])
         return rescaled(sparsify, l1_factors(deltas, sparsify, len(densities)))
+
+
+def normalization(*, default: bool) -> Parameter:
+    """The parameter `normalize`."""
+    return Parameter(
+        "normalize",
+        bool,
+        Scope.GLOBAL,
+        "Divide by the sum of the weights of the experts that count at an entry.",
+        default=default,
+    )
 
 
 def _preset(
@@ -94,10 +134,10 @@ def _preset(
         base=BaseUse.REQUIRED,
         reach=Reach.REDUCTION if sparse else Reach.ELEMENTWISE,
         random=random,
+        spaces=("full", "core", "knots") if sparse else ("core", "knots", "full"),
+        gauge=ENTRYWISE if sparse else SUMMED,
         parameters=(
-            Parameter(
-                "weight", float, Scope.EXPERT, "How much this task vector counts.", required=True
-            ),
+            WEIGHT,
             Parameter(
                 "density",
                 float,
@@ -109,16 +149,8 @@ def _preset(
                 maximum=1,
                 ignored=not sparse,
             ),
-            Parameter(
-                "lambda", float, Scope.GLOBAL, "Factor on the merged task vector.", default=1.0
-            ),
-            Parameter(
-                "normalize",
-                bool,
-                Scope.GLOBAL,
-                "Divide by the sum of the weights of the experts that count at an entry.",
-                default=normalize,
-            ),
+            LAMBDA,
+            normalization(default=normalize),
             Parameter(
                 "rescale",
                 bool,
@@ -158,6 +190,19 @@ TASK_ARITHMETIC = _preset(
         "rescale have no effect, as in mergekit."
     ),
     sparsifier=keep_all,
+)
+
+MAGNITUDE = _preset(
+    name="magnitude",
+    summary="Keep the largest entries of each task vector, and add up.",
+    reference="Yadav et al. 2023, arXiv 2306.01708, the trim of section 4.1 alone",
+    explanation=(
+        "Trims task vectors as TIES does, to the share of entries that density tells, and adds "
+        "them up as task arithmetic does: no signs are elected. PEFT calls it magnitude_prune, and "
+        "prunes the factors of an adapter, not its update. rescale: true makes up for what is "
+        "dropped."
+    ),
+    sparsifier=keep_largest,
 )
 
 TIES = _preset(
