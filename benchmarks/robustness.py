@@ -86,7 +86,7 @@ def kill_and_resume(recipe: Path, out: Path, delay: float) -> dict[str, Any]:
     process.kill()
     killed = process.wait() != 0
     journal = journal_of(out)
-    journalled = journal.read_bytes().count(b"xxh3") if journal.exists() else "moving"
+    journalled = journal.read_bytes().count(b'"tensors"') if journal.exists() else "moving"
     finish(recipe, out, "--resume")
     return {"delay": round(delay, 3), "killed": killed, "journalled": journalled}
 

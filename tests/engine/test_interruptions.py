@@ -122,7 +122,7 @@ def test_a_tensor_that_rotted_since_the_interruption_is_merged_again(ties, tmp_p
     content[-5] ^= 255
     staged.write_bytes(content)
     journal = out / ".isthmus" / "journal.jsonl"
-    journal.write_text(journal.read_text() + '{"tensor": "half a li')
+    journal.write_text(journal.read_text() + '{"tensors": {"half a li')
     tensors = len(load_file(tmp_path / "calm" / "out" / "model.safetensors"))
     assert isthmus.merge(ties, out, resume=True).resumed == tensors - 1
     assert contents(out) == contents(tmp_path / "calm" / "out")

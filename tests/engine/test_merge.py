@@ -279,7 +279,7 @@ def test_a_tensor_of_several_chunks_is_merged_whole(tmp_path):
 
 def test_the_device_path_gives_the_same_numbers(models, tmp_path, monkeypatch):
     """torch on the processor stands in for an accelerator."""
-    from isthmus.engine import plan as plan_module
+    from isthmus.engine import plan_models as plan_module
     from isthmus.engine.devices import Torch
 
     content = recipe("dare_ties", models[1:], models[0], parameters={"density": 0.5})

@@ -6,11 +6,12 @@ Importing this imports neither torch nor the Hub's library: they come in when a 
 from isthmus.checkpoints.adapted import AdaptedCheckpoint
 from isthmus.checkpoints.adapter import Adapter, open_adapter
 from isthmus.checkpoints.atomic import atomic_write_bytes, atomic_write_text
-from isthmus.checkpoints.base import Checkpoint, SourceFile, TensorInfo
+from isthmus.checkpoints.base import Checkpoint, Source, SourceFile, TensorInfo
 from isthmus.checkpoints.dtypes import Dtype
 from isthmus.checkpoints.layout import Shard, ShardLayout
 from isthmus.checkpoints.names import align_names
-from isthmus.checkpoints.references import open_checkpoint
+from isthmus.checkpoints.references import find_adapter, open_checkpoint
+from isthmus.checkpoints.replaced import ReplacedTensors
 from isthmus.checkpoints.sidecars import check_sidecars, copy_sidecars
 from isthmus.checkpoints.sizes import parse_size
 from isthmus.checkpoints.writer import ShardWriter
@@ -20,9 +21,11 @@ __all__ = [
     "Adapter",
     "Checkpoint",
     "Dtype",
+    "ReplacedTensors",
     "Shard",
     "ShardLayout",
     "ShardWriter",
+    "Source",
     "SourceFile",
     "TensorInfo",
     "align_names",
@@ -30,6 +33,7 @@ __all__ = [
     "atomic_write_text",
     "check_sidecars",
     "copy_sidecars",
+    "find_adapter",
     "open_adapter",
     "open_checkpoint",
     "parse_size",

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from isthmus.checkpoints.dtypes import Dtype
 from isthmus.closing import Closing
@@ -46,6 +46,22 @@ class SourceFile:
     def of(cls, path: Path, status: os.stat_result) -> SourceFile:
         """The file at `path` whose `stat` answered `status`."""
         return cls(path, status.st_size, status.st_mtime_ns)
+
+
+class Source(Protocol):
+    """What a merge takes from: a model or an adapter."""
+
+    @property
+    def label(self) -> str:
+        """The model as the user wrote it."""
+
+    @property
+    def path(self) -> Path | None:
+        """The folder or file on this machine; None for a model in memory."""
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """The files that it reads."""
 
 
 class Checkpoint(Closing):

@@ -53,6 +53,7 @@ class ShardLayout:
         max_shard_size: int,
         *,
         tied: Mapping[str, str] | None = None,
+        stem: str = "model",
     ) -> ShardLayout:
         """Distribute tensors over files, in the order given.
 
@@ -65,6 +66,7 @@ class ShardLayout:
             max_shard_size: The most bytes of numbers in one file.
             tied: Names to record as sharing another tensor's numbers, as
                 `safetensors.torch.save_model` records them; a checkpoint's `tied_by_file`.
+            stem: The beginning of the files' names.
 
         Raises:
             PlanError: if two tensors have the same name, or a name cannot stand in the format.
@@ -75,7 +77,9 @@ class ShardLayout:
         count = len(groups)
         shards = tuple(
             _shard(
-                "model.safetensors" if count == 1 else f"model-{i:05d}-of-{count:05d}.safetensors",
+                f"{stem}.safetensors"
+                if count == 1
+                else f"{stem}-{i:05d}-of-{count:05d}.safetensors",
                 group,
                 tied,
             )

@@ -6,9 +6,9 @@ import difflib
 from pathlib import Path
 
 from isthmus.checkpoints.adapted import AdaptedCheckpoint
-from isthmus.checkpoints.adapter import open_adapter
+from isthmus.checkpoints.adapter import ADAPTER_CONFIG, open_adapter
 from isthmus.checkpoints.base import Checkpoint
-from isthmus.checkpoints.folder import open_file, open_folder
+from isthmus.checkpoints.folder import open_file, open_folder, preferred_weights
 from isthmus.checkpoints.hub import fetch, is_hub_reference
 from isthmus.errors import CheckpointError
 
@@ -36,6 +36,27 @@ def open_checkpoint(reference: str, *, root: Path | None = None) -> Checkpoint:
     if reference != reference.strip():
         return open_checkpoint(reference.strip(), root=root)
     return _open_model(_fetch(reference, root), reference)
+
+
+def find_adapter(reference: str, *, root: Path | None = None, fetching: bool = True) -> Path | None:
+    """The folder of a LoRA adapter, if a reference names one and nothing else.
+
+    Args:
+        reference: As for `open_checkpoint`.
+        root: The folder from which relative paths count, before the current one.
+        fetching: Whether to look on the Hub too.
+
+    Raises:
+        CheckpointError: if the reference cannot be looked at, or not be fetched.
+    """
+    path = _find(reference, root)
+    if path is None and fetching and is_hub_reference(reference):
+        path = _fetch(reference, root)
+    if path is None or not path.is_dir():
+        return None
+    names = {entry.name for entry in path.iterdir()}
+    # transformers may put an adapter beside the model that it was trained on.
+    return path if ADAPTER_CONFIG in names and preferred_weights(names) is None else None
 
 
 def _open_model(path: Path, label: str) -> Checkpoint:

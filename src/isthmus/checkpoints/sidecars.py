@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from isthmus.checkpoints.atomic import atomic_write_bytes
-from isthmus.checkpoints.base import Checkpoint
+from isthmus.checkpoints.base import Source
 from isthmus.checkpoints.dtypes import Dtype
 from isthmus.checkpoints.index import inside, read_json
 from isthmus.checkpoints.regular import open_regular, read_regular
@@ -67,7 +67,7 @@ def is_sidecar(name: str) -> bool:
     return not _is_code(file) and any(fnmatch.fnmatchcase(file, p) for p in _PATTERNS)
 
 
-def check_sidecars(source: Checkpoint) -> None:
+def check_sidecars(source: Source) -> None:
     """Raise what `copy_sidecars` would raise because of the source; nothing is written.
 
     Args:
@@ -84,7 +84,7 @@ def check_sidecars(source: Checkpoint) -> None:
             os.close(open_regular(path)[0])
 
 
-def copy_sidecars(source: Checkpoint, destination: Path, dtype: Dtype | None) -> list[str]:
+def copy_sidecars(source: Source, destination: Path, dtype: Dtype | None) -> list[str]:
     """Copy a model's configuration, tokenizer, templates and licence into an output.
 
     Args:
@@ -180,7 +180,7 @@ def _is_ours(name: str) -> bool:
     return name in _OURS or any(fnmatch.fnmatchcase(name, pattern) for pattern in _OUR_WEIGHTS)
 
 
-def _sidecars(source: Checkpoint) -> dict[str, Path]:
+def _sidecars(source: Source) -> dict[str, Path]:
     """The files to copy: where they go within the output, and where they are.
 
     Raises:

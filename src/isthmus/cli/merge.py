@@ -50,7 +50,10 @@ def command(
         bool, typer.Option("--json", help="Print the plan or the outcome as JSON on stdout.")
     ] = False,
 ) -> None:
-    """Merge the models of a recipe into a folder that transformers loads.
+    """Merge the models, or the LoRA adapters, of a recipe.
+
+    Models become a folder that transformers loads, adapters one that PEFT loads; with output: full
+    in the recipe the merged adapter is added to base_model.
 
     Memory stays at a few chunks of the tensors in hand, whatever the size and number of models. A
     merge that was interrupted, even by kill -9, goes on with --resume and ends in the same bytes.

@@ -7,12 +7,14 @@ from typing import TypeAlias
 
 from rich.filesize import decimal
 
+from isthmus.checkpoints import TensorInfo
 from isthmus.cli.text import count, printable, room, table
 from isthmus.engine.comparison import module_name
-from isthmus.engine.plan import CarryTask, MergeTask, Plan
+from isthmus.engine.plan import Plan
+from isthmus.engine.tasks import ApplyTask, CarryTask, MergeTask, Task, UpdateTask
 from isthmus.methods.parameters import ParameterValue
 
-Task: TypeAlias = MergeTask | CarryTask
+Merging: TypeAlias = MergeTask | UpdateTask | ApplyTask
 Value: TypeAlias = ParameterValue | None
 
 RISE, SPREAD, EITHER = "→", "…", " or "
@@ -30,7 +32,7 @@ def cost_lines(plan: Plan, workers: int) -> list[str]:
     return [
         f"{plan.method.name}: {count(len(plan.recipe.experts), 'model')}"
         + ("" if base is None else f" on {printable(base)}"),
-        f"{count(len(plan.tasks), 'tensor')}; inputs {decimal(plan.bytes_to_read)}, read "
+        f"{count(plan.count, 'tensor')}; inputs {decimal(plan.bytes_to_read)}, read "
         f"{plan.readings}; output {decimal(plan.bytes_to_write)} in "
         f"{count(len(plan.layout.shards), 'file')}; "
         f"buffers about {decimal(plan.peak_memory(workers))} for {count(workers, 'worker')}",
@@ -50,13 +52,13 @@ def plan_lines(plan: Plan, workers: int, *, every_tensor: bool) -> Iterator[str]
         yield f"  base: {printable(plan.recipe.base_model)}"
     for number, entry in enumerate(plan.recipe.experts, start=1):
         yield f"  {number}: {printable(entry.model)}"
-    merges = [task for task in plan.tasks if isinstance(task, MergeTask)]
+    merges = [task for task in plan.tasks if not isinstance(task, CarryTask)]
     everywhere = {name: text for name, text in _parameters(merges).items() if _is_fixed(text)}
     yield f"everywhere: {', '.join(everywhere.values()) or 'no parameters'}"
     yield ""
     rows = [
         ["tensor" if every_tensor else "module", "dtype", "shape", "tensors", "what happens"],
-        *(_row(plan, name, tasks, everywhere) for name, tasks in _groups(plan, every_tensor)),
+        *(_row(*group, everywhere) for group in _groups(plan, every_tensor)),
     ]
     if every_tensor:
         rows = [[*row[:3], row[4]] for row in rows]
@@ -68,37 +70,48 @@ def plan_lines(plan: Plan, workers: int, *, every_tensor: bool) -> Iterator[str]
         yield f"note: {printable(note)}"
 
 
-def _groups(plan: Plan, every_tensor: bool) -> list[tuple[str, list[Task]]]:
-    """Tensors that differ in their layer and parameters at most, in the order of the output."""
-    groups: dict[tuple[object, ...], tuple[str, list[Task]]] = {}
+def _groups(plan: Plan, every_tensor: bool) -> list[tuple[TensorInfo, str, list[Task]]]:
+    """Tensors that differ in their layer and parameters at most, in the order of the output.
+
+    Returns:
+        For each group its first tensor, its name, and the task of every tensor.
+    """
+    groups: dict[tuple[object, ...], tuple[TensorInfo, str, list[Task]]] = {}
     for task in plan.tasks:
-        output = task.output
-        name = output.name if every_tensor else module_name(output.name)
-        key = (
-            name,
-            output.dtype,
-            output.shape,
-            task.reason if isinstance(task, CarryTask) else None,
-        )
-        groups.setdefault(key, (name, []))[1].append(task)
+        for info in task.outputs:
+            name = info.name if every_tensor else module_name(info.name)
+            key = (name, info.dtype, info.shape, _kind(task))
+            groups.setdefault(key, (info, name, []))[2].append(task)
     return list(groups.values())
 
 
-def _row(plan: Plan, name: str, tasks: Sequence[Task], everywhere: Mapping[str, str]) -> list[str]:
+def _kind(task: Task) -> str:
+    """What happens, without parameters."""
+    if isinstance(task, CarryTask):
+        return f"copied: {task.reason}"
+    if isinstance(task, MergeTask):
+        return task.method.name
+    merge = task.merge
+    return (
+        f"{merge.method.name} in {merge.space or merge.method.spaces[0]} space, rank {merge.rank}"
+    )
+
+
+def _row(
+    first: TensorInfo, name: str, tasks: Sequence[Task], everywhere: Mapping[str, str]
+) -> list[str]:
     """The cells of one group; of its parameters those that are not the same everywhere."""
-    first, output = tasks[0], tasks[0].output
-    if isinstance(first, CarryTask):
-        what = f"copied: {first.reason}"
-    else:
-        merges = [task for task in tasks if isinstance(task, MergeTask)]
-        own = [text for key, text in _parameters(merges).items() if key not in everywhere]
-        what = f"{plan.method.name}: {', '.join(own)}" if own else plan.method.name
-    shape = "x".join(map(str, output.shape)) or "scalar"
-    return [name, output.dtype.torch_name, shape, f"{len(tasks):,}", what]
+    merges = [task for task in tasks if not isinstance(task, CarryTask)]
+    own = [text for key, text in _parameters(merges).items() if key not in everywhere]
+    what = f"{_kind(tasks[0])}: {', '.join(own)}" if own else _kind(tasks[0])
+    shape = "x".join(map(str, first.shape)) or "scalar"
+    return [name, first.dtype.torch_name, shape, f"{len(tasks):,}", what]
 
 
-def _parameters(tasks: Sequence[MergeTask]) -> dict[str, str]:
+def _parameters(tasks: Sequence[Merging]) -> dict[str, str]:
     """Every parameter with its value or its range over the tensors, in the method's order."""
+    if not tasks:
+        return {}
     settings = [task.settings for task in tasks]
     texts = {}
     for name in settings[0].per_expert:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.engine.plan import MergeTask, Plan
+from isthmus.engine.plan import Plan
+from isthmus.engine.tasks import CarryTask, MergeTask, Task
 
 
 def plan_as_data(plan: Plan, workers: int) -> dict[str, Any]:
@@ -16,26 +17,17 @@ def plan_as_data(plan: Plan, workers: int) -> dict[str, Any]:
         workers: Threads, for the peak of the memory.
     """
     files = {name: shard.file for shard in plan.layout.shards for name in shard.tensors}
-    tensors = []
-    for task in plan.tasks:
-        entry: dict[str, Any] = {
-            "name": task.output.name,
-            "dtype": task.output.dtype.torch_name,
-            "shape": list(task.output.shape),
-            "file": files[task.output.name],
+    tensors = [
+        {
+            "name": info.name,
+            "dtype": info.dtype.torch_name,
+            "shape": list(info.shape),
+            "file": files[info.name],
+            **_action(task),
         }
-        if isinstance(task, MergeTask):
-            entry |= {
-                "action": plan.method.name,
-                "inputs": [
-                    {"model": operand.model.label, "tensor": operand.name}
-                    for operand in ([task.base] if task.base else []) + list(task.experts)
-                ],
-                "parameters": _values(task.settings.shared) | _values(task.settings.per_expert),
-            }
-        else:
-            entry |= {"action": "carry", "reason": task.reason}
-        tensors.append(entry)
+        for task in plan.tasks
+        for info in task.outputs
+    ]
     return {
         "method": plan.method.name,
         "donor": plan.donor.label,
@@ -46,6 +38,29 @@ def plan_as_data(plan: Plan, workers: int) -> dict[str, Any]:
         "files": [shard.file for shard in plan.layout.shards],
         "notes": list(plan.notes),
         "tensors": tensors,
+    }
+
+
+def _action(task: Task) -> dict[str, Any]:
+    """What happens, and to what."""
+    if isinstance(task, CarryTask):
+        return {"action": "carry", "reason": task.reason}
+    parameters = _values(task.settings.shared) | _values(task.settings.per_expert)
+    if isinstance(task, MergeTask):
+        operands = ([task.base] if task.base else []) + list(task.experts)
+        inputs = [{"model": operand.model.label, "tensor": operand.name} for operand in operands]
+        return {"action": task.method.name, "inputs": inputs, "parameters": parameters}
+    merge = task.merge
+    return {
+        "action": merge.method.name,
+        "inputs": [
+            {"model": part.adapter.label, "module": merge.module, "rank": part.update.rank}
+            for part in merge.parts
+            if part is not None
+        ],
+        "parameters": parameters,
+        "space": merge.space or merge.method.spaces[0],
+        "rank": merge.rank,
     }
 
 

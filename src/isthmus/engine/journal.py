@@ -9,11 +9,23 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from isthmus.closing import Closing
 from isthmus.errors import OutputError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Tensors that were made together; see `Journal.record`."""
+
+    digests: Mapping[str, str]
+    note: str | None
+    remarks: Mapping[str, Any] | None
 
 
 class Journal(Closing):
@@ -34,9 +46,17 @@ class Journal(Closing):
         if self._file.tell():
             self._write("\n")
 
-    def record(self, tensor: str, xxh3: str, note: str | None) -> None:
-        """Append a tensor whose bytes are all written."""
-        line = json.dumps({"tensor": tensor, "xxh3": xxh3, "note": note})
+    def record(
+        self, digests: Mapping[str, str], note: str | None, remarks: Mapping[str, Any] | None
+    ) -> None:
+        """Append tensors that were made together, whose bytes are all written.
+
+        Args:
+            digests: The hash of each.
+            note: For the user, or None.
+            remarks: What else is to be remembered, as JSON can hold it.
+        """
+        line = json.dumps({"tensors": dict(digests), "note": note, "remarks": remarks})
         with self._lock:
             self._write(line + "\n")
 
@@ -57,15 +77,15 @@ class Journal(Closing):
             self._file.close()
 
 
-def _read(path: Path) -> dict[str, tuple[str, str | None]]:
-    """Tensor to hash and note. Lines that a kill cut short are skipped."""
-    recorded: dict[str, tuple[str, str | None]] = {}
+def _read(path: Path) -> list[Entry]:
+    """The entries. Lines that a kill cut short are skipped."""
     if not path.exists():
-        return recorded
+        return []
+    entries = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
-            recorded[entry["tensor"]] = (entry["xxh3"], entry["note"])
+            entries.append(Entry(entry["tensors"], entry["note"], entry["remarks"]))
         except (ValueError, KeyError, TypeError):
             continue
-    return recorded
+    return entries

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from isthmus.checkpoints.memory import MemoryCheckpoint, StateDictSink
-from isthmus.engine.plan import DEFAULT_SHARD_SIZE, make_plan
+from isthmus.engine.plan import DEFAULT_SHARD_SIZE
+from isthmus.engine.plan_models import plan_models
 from isthmus.engine.progress import Silent
 from isthmus.engine.streams import Buffers
 from isthmus.engine.worker import Worker
@@ -89,18 +90,18 @@ def merge_state_dicts(
     opened = {name: MemoryCheckpoint(name, state) for name, state in models.items()}
     if base is not None:
         opened[BASE] = MemoryCheckpoint(BASE, base)
-    plan = make_plan(
+    plan = plan_models(
         recipe,
         {name: opened[name] for name in recipe.references},
         device=device,
         max_shard_size=DEFAULT_SHARD_SIZE,
         allow_nonfinite=allow_nonfinite,
     )
-    sink = StateDictSink([task.output for task in plan.tasks])
+    sink = StateDictSink([info for task in plan.tasks for info in task.outputs])
     worker = Worker(plan, Silent(), threading.Event(), Buffers())
     for task in plan.tasks:
         worker.make(task, sink)
-    return sink.state_dict(plan.donor.tied)
+    return sink.state_dict(plan.tied)
 
 
 def _by_model(

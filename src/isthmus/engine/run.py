@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,15 +14,18 @@ from threadpoolctl import threadpool_limits
 
 from isthmus.checkpoints import ShardWriter, atomic_write_text, copy_sidecars
 from isthmus.engine.hashing import hash_range, new_hash
-from isthmus.engine.journal import Journal
+from isthmus.engine.journal import Entry, Journal
 from isthmus.engine.manifest import MANIFEST, FileRecord, Manifest, read_manifest
 from isthmus.engine.output import check_output, source_records
-from isthmus.engine.plan import MergeTask, Plan
+from isthmus.engine.plan import Plan
 from isthmus.engine.progress import Progress, Silent
+from isthmus.engine.remarks import Remarks, told
 from isthmus.engine.streams import Buffers, StoppedError
-from isthmus.engine.worker import Worker
+from isthmus.engine.tasks import ApplyTask, Task, UpdateTask, is_merge
+from isthmus.engine.worker import Made, Worker
 from isthmus.engine.workspace import Workspace, complete_commit, is_finished, open_workspace
 from isthmus.errors import OutputError, PlanError
+from isthmus.typing import StorageArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,23 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Results:
-    """Hashes and notes of finished tensors."""
+    """Hashes, notes and remarks of finished tensors."""
 
     digests: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    remarks: list[Remarks] = field(default_factory=list)
 
-    def add(self, name: str, digest: str, note: str | None) -> None:
-        """Take down one tensor."""
-        self.digests[name] = digest
-        if note is not None:
-            self.notes.append(note)
+    def add(self, made: Made) -> None:
+        """Take down what one task made."""
+        self.digests |= made.digests
+        if made.note is not None:
+            self.notes.append(made.note)
+        if made.remarks is not None:
+            self.remarks.append(made.remarks)
+
+    def told(self) -> list[str]:
+        """Notes for the user, the same whatever the order of the tasks."""
+        return [*sorted(self.notes), *told(self.remarks)]
 
 
 def default_workers() -> int:
@@ -108,51 +118,58 @@ def run(
         complete_commit(out)
     check_output(plan, out, version=version, resume=resume, overwrite=overwrite)
     if resume and is_finished(out):
-        return _outcome(plan, out, resumed=len(plan.tasks), notes=read_manifest(out).notes)
+        return _outcome(plan, out, resumed=plan.count, notes=read_manifest(out).notes)
     with open_workspace(out, plan.digest, resume=resume, overwrite=overwrite) as space:
         results, resumed = _write_shards(plan, space, workers, progress or Silent())
-        notes = [*plan.notes, *sorted(results.notes)]
+        notes = [*plan.notes, *results.told()]
         _write_rest(plan, space, results, notes, version, card)
         return _outcome(plan, out, resumed=resumed, notes=notes)
 
 
 def _outcome(plan: Plan, out: Path, *, resumed: int, notes: Sequence[str]) -> Outcome:
-    merged = sum(isinstance(task, MergeTask) for task in plan.tasks)
-    return Outcome(out, merged, len(plan.tasks) - merged, resumed, tuple(notes))
+    merged = sum(len(task.outputs) for task in plan.tasks if is_merge(task))
+    return Outcome(out, merged, plan.count - merged, resumed, tuple(notes))
 
 
 def _write_shards(
     plan: Plan, space: Workspace, workers: int, progress: Progress
 ) -> tuple[_Results, int]:
     """Write every tensor; returns hashes and notes, and how many an earlier run had written."""
-    tasks = {task.output.name: task for task in plan.tasks}
     stop = threading.Event()
     worker = Worker(plan, progress, stop, Buffers())
     results = _Results()
     with _shard_writers(plan, space) as writers, Journal(space.journal) as journal:
-        finished = _finished(journal, plan, space, workers) if space.resumed else {}
-        for name, (digest, note) in finished.items():
-            results.add(name, digest, note)
+        for made in _finished(journal, plan, space, workers) if space.resumed else ():
+            results.add(made)
+        resumed = len(results.digests)
+        sink = _Shards({name: writer for writer in writers for name in writer.shard.tensors})
 
-        def make(name: str, writer: ShardWriter) -> None:
-            digest, note = worker.make(tasks[name], writer)
-            journal.record(name, digest, note)
-            results.add(name, digest, note)
+        def make(task: Task) -> None:
+            made = worker.make(task, sink)
+            remarks = None if made.remarks is None else made.remarks.as_data()
+            journal.record(made.digests, made.note, remarks)
+            results.add(made)
 
-        todo = [
-            (name, writer)
-            for writer in writers
-            for name in writer.shard.tensors
-            if name not in finished
-        ]
-        progress.begin("merging", sum(tasks[name].output.nbytes for name, _ in todo))
+        todo = [task for task in plan.tasks if task.outputs[0].name not in results.digests]
+        progress.begin("merging", sum(info.nbytes for task in todo for info in task.outputs))
         try:
             _in_parallel(make, todo, workers, stop)
             for writer in writers:
                 writer.sync()
         finally:
             progress.finish()
-    return results, len(finished)
+    return results, resumed
+
+
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """Every shard's writer, by the names of its tensors."""
+
+    writers: Mapping[str, ShardWriter]
+
+    def write(self, name: str, start: int, array: StorageArray) -> None:
+        """Write elements of one tensor to its shard."""
+        self.writers[name].write(name, start, array)
 
 
 @contextmanager
@@ -169,20 +186,18 @@ def _shard_writers(plan: Plan, space: Workspace) -> Iterator[list[ShardWriter]]:
 
 
 def _in_parallel(
-    make: Callable[[str, ShardWriter], None],
-    todo: Sequence[tuple[str, ShardWriter]],
+    make: Callable[[Task], None],
+    todo: Sequence[Task],
     workers: int,
     stop: threading.Event,
 ) -> None:
     """Call `make` for each entry; the first failure, or Ctrl-C, stops all of them."""
-    # A worker is one thread: products inside chunks are too small to share, and their threads would
-    # spin. It also keeps results from depending on the number of processors.
     with (
-        threadpool_limits(limits=1),
+        _one_thread_each(todo),
         ThreadPoolExecutor(workers, thread_name_prefix="merge") as pool,
     ):
         try:
-            futures = [pool.submit(make, name, writer) for name, writer in todo]
+            futures = [pool.submit(make, task) for task in todo]
             _, waiting = wait(futures, return_when=FIRST_EXCEPTION)
         except BaseException:
             stop.set()
@@ -197,9 +212,22 @@ def _in_parallel(
             raise failure
 
 
-def _finished(
-    journal: Journal, plan: Plan, space: Workspace, workers: int
-) -> dict[str, tuple[str, str | None]]:
+@contextmanager
+def _one_thread_each(todo: Sequence[Task]) -> Iterator[None]:
+    """A worker is one thread: its products are too small to share, and their threads would spin.
+
+    It also keeps results from depending on the number of processors.
+    """
+    with ExitStack() as stack:
+        if any(isinstance(task, UpdateTask | ApplyTask) for task in todo):
+            from isthmus.geometry.linalg import one_thread
+
+            stack.enter_context(one_thread())
+        stack.enter_context(threadpool_limits(limits=1))
+        yield
+
+
+def _finished(journal: Journal, plan: Plan, space: Workspace, workers: int) -> list[Made]:
     """Journalled tensors whose bytes are in the files as the journal says."""
     places = {
         name: (space.staging / shard.file, shard.positions[name], info.nbytes)
@@ -207,13 +235,26 @@ def _finished(
         for name, info in shard.tensors.items()
     }
 
-    def intact(name: str) -> bool:
-        return hash_range(*places[name]) == journal.recorded[name][0]
+    def intact(entry: Entry) -> bool:
+        return all(hash_range(*places[name]) == xxh3 for name, xxh3 in entry.digests.items())
 
-    known = [name for name in journal.recorded if name in places]
+    # A tensor that was made twice is taken down twice, and the later entry counts.
+    known = {
+        next(iter(entry.digests)): entry
+        for entry in journal.recorded
+        if entry.digests and all(name in places for name in entry.digests)
+    }
     with ThreadPoolExecutor(workers) as pool:
-        checks = pool.map(intact, known)
-        return {name: journal.recorded[name] for name, ok in zip(known, checks, strict=True) if ok}
+        checks = pool.map(intact, known.values())
+        return [
+            Made(
+                entry.digests,
+                entry.note,
+                None if entry.remarks is None else Remarks.of_data(dict(entry.remarks)),
+            )
+            for entry, whole in zip(known.values(), checks, strict=True)
+            if whole
+        ]
 
 
 def _write_rest(
@@ -226,7 +267,7 @@ def _write_rest(
 ) -> None:
     """Write all that is not weights, then move everything into place."""
     sidecars = copy_sidecars(plan.donor, space.staging, plan.out_dtype)
-    texts = {"README.md": card(plan)}
+    texts = {"README.md": card(plan), **plan.texts}
     index = plan.layout.index()
     if index is not None:
         texts[index[0]] = index[1]

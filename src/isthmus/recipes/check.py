@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from isthmus.checkpoints import find_adapter
 from isthmus.checkpoints.dtypes import RECIPE_DTYPES
+from isthmus.checkpoints.hub import is_hub_reference
+from isthmus.errors import CheckpointError
 from isthmus.methods.method import BaseUse, Method
 from isthmus.methods.parameters import Scope
 from isthmus.methods.registry import METHODS
@@ -50,6 +53,7 @@ LATER_METHODS = {
 """mergekit's other methods, so that `della_linear` is not taken for a misspelling."""
 
 _TOP_KEYS = tuple(Recipe.model_fields)
+_PLAIN_KEYS = ("name", "seed", "tensors", "rank", "output")
 _ENTRY_KEYS = tuple(ModelEntry.model_fields)
 
 
@@ -80,12 +84,19 @@ class _Check:
     def recipe(self, root: Path | None) -> Recipe:
         self._top_keys()
         method = self._method()
+        space = self._space(method)
         base = self._base()
         common = self._parameters(self.data.get("parameters"), ("parameters",), method)
         entries = self._models(method)
         if "base_model" in self.excused:
             pass
-        elif method and method.base is BaseUse.REQUIRED and "base_model" not in self.data:
+        elif (
+            method
+            and method.base is BaseUse.REQUIRED
+            and "base_model" not in self.data
+            and not method.adapters_only
+            and not (method.spaces and _may_be_adapters(entries.values(), root))
+        ):
             two = method.max_experts == 1 and len(entries) == 2
             self.problems.add(
                 ("merge_method",),
@@ -104,7 +115,8 @@ class _Check:
             "parameters": common,
             "dtype": self._dtype("dtype"),
             "out_dtype": self._dtype("out_dtype"),
-            **{key: self.data[key] for key in ("name", "seed", "tensors") if key in self.data},
+            "space": space,
+            **{key: self.data[key] for key in _PLAIN_KEYS if key in self.data},
         }
         try:
             recipe = Recipe.model_validate(fields)
@@ -148,8 +160,8 @@ class _Check:
 
     def _method(self) -> Method | None:
         name = self.data.get("merge_method")
-        if isinstance(name, str) and name in METHODS:
-            return METHODS[name]
+        if isinstance(name, str) and _split(name)[1] in METHODS:
+            return METHODS[_split(name)[1]]
         known = f"Known methods: {', '.join(METHODS)}."
         if name is None and "merge_method" in self.excused:
             return None
@@ -172,6 +184,30 @@ class _Check:
             hint = f"; did you mean {near!r}?" if near else ""
             self.problems.add(("merge_method",), f"there is no merge method {name!r}{hint}", known)
         return None
+
+    def _space(self, method: Method | None) -> str | None:
+        """From the key `space`, or from a name such as core_ties."""
+        in_name = _split(str(self.data.get("merge_method")))[0] if method else None
+        given = self.data.get("space", in_name)
+        if method is None or given is None:
+            return None
+        if given not in method.spaces:
+            known = ", ".join(method.spaces)
+            self.problems.add(
+                ("space" if "space" in self.data else "merge_method",),
+                f"{method.name} does not run in the space {given!r}"
+                + ("" if known else "; it does not merge adapters"),
+                f"Its spaces are {known}." if known else "Remove it.",
+            )
+            return None
+        if in_name is not None and given != in_name:
+            self.problems.add(
+                ("space",),
+                f"merge_method says {in_name} and space says {given}",
+                f"Write `merge_method: {method.name}` and one space.",
+            )
+            return None
+        return str(given)
 
     def _base(self) -> str | None:
         if "base_model" not in self.data:
@@ -351,6 +387,7 @@ class _Check:
                 "int_type": "a whole number",
                 "string_type": "text in quotes",
                 "literal_error": detail.get("ctx", {}).get("expected"),
+                "greater_than_equal": "1 or more",
             }[detail["type"]]
             self.problems.add((key,), f"{key} must be {wanted}, not {given!r}")
 
@@ -358,7 +395,11 @@ class _Check:
         """What the recipe says without effect."""
         listed = [entry.model for entry in recipe.models]
         if recipe.method.base is BaseUse.IGNORED:
-            if recipe.base_model and recipe.base_model not in listed:
+            if (
+                recipe.base_model
+                and recipe.base_model not in listed
+                and not (recipe.method.spaces and _may_be_adapters(recipe.models, recipe.root))
+            ):
                 yield (
                     f"{recipe.merge_method} merges the listed models only; base_model "
                     f"{recipe.base_model} is not among them and gives config and tokenizer."
@@ -373,6 +414,26 @@ class _Check:
                     f"{where}: parameters of the base model have no effect with "
                     f"{recipe.merge_method} ({show(path)})."
                 )
+
+
+def _split(name: str) -> tuple[str | None, str]:
+    """Space and method of a name such as core_ties; no space in one such as ties."""
+    if name in METHODS:
+        return None, name
+    space, _, rest = name.partition("_")
+    return (space, rest) if rest in METHODS and space in METHODS[rest].spaces else (None, name)
+
+
+def _may_be_adapters(entries: Iterable[ModelEntry], root: Path | None) -> bool:
+    """Whether all models are adapters, as far as can be known without the Hub."""
+    try:
+        return all(
+            find_adapter(entry.model, root=root, fetching=False) is not None
+            or is_hub_reference(entry.model)
+            for entry in entries
+        )
+    except CheckpointError:
+        return False
 
 
 def _experts(

@@ -58,6 +58,10 @@ class Recipe(_Strict):
         seed: From which random methods draw.
         tensors: strict: all models have the same tensors; common: merge what all have with one
             shape and take the rest from the donor.
+        space: For adapters: where the method runs, one of its `spaces`; None for its default.
+        rank: For adapters: the rank of every merged update, or the smaller side of a weight that is
+            smaller; None keeps the largest rank of the module.
+        output: For adapters: `adapter`, or `full` for base_model with the merged adapter added.
         name: What people call the result.
     """
 
@@ -69,6 +73,9 @@ class Recipe(_Strict):
     out_dtype: str | None = None
     seed: int = 0
     tensors: Literal["strict", "common"] = "strict"
+    space: str | None = None
+    rank: int | None = Field(default=None, ge=1)
+    output: Literal["adapter", "full"] | None = None
     name: str | None = None
 
     _root: Path | None = PrivateAttr(default=None)
@@ -107,6 +114,11 @@ class Recipe(_Strict):
         return self.base_model or self.models[0].model
 
     @property
+    def for_adapters(self) -> tuple[str, ...]:
+        """Keys that it gives and that mean something for adapters alone."""
+        return tuple(key for key in ("space", "rank", "output") if getattr(self, key) is not None)
+
+    @property
     def references(self) -> tuple[str, ...]:
         """Every model once, the donor first and the others in the order of the recipe."""
         return tuple(dict.fromkeys([self.donor, *(entry.model for entry in self.models)]))
@@ -125,6 +137,9 @@ class Recipe(_Strict):
             "out_dtype": self.out_dtype,
             "seed": self.seed,
             "tensors": self.tensors,
+            "space": self.space,
+            "rank": self.rank,
+            "output": self.output,
         }
         return {key: value for key, value in data.items() if value is not None}
 

@@ -1,0 +1,52 @@
+"""What adapters store in full, seen as a checkpoint."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from isthmus.checkpoints.adapter import Adapter
+from isthmus.checkpoints.base import Checkpoint, TensorInfo
+from isthmus.checkpoints.dtypes import Dtype, copied, encode
+from isthmus.typing import FloatArray, StorageArray
+
+
+class ReplacedTensors(Checkpoint):
+    """The tensors that an adapter replaces (`modules_to_save`, trained biases), by the base's names.
+
+    Args:
+        adapter: Stays open; closing this does not close it.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.label = adapter.label
+        self.path = adapter.path
+        self.tensors = {
+            name: TensorInfo(name, stored.dtype, stored.shape)
+            for name, stored in adapter.replaced.items()
+        }
+        self.tied = {}
+        self.tied_by_file = {}
+        self.config = None
+        self.sources = adapter.sources
+        self.notes = ()
+        self._adapter = adapter
+
+    def read(self, name: str, start: int, out: FloatArray) -> None:
+        """Decode a range; see `Checkpoint`."""
+        self._adapter.read(self._adapter.replaced[name], start, out)
+
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
+        """A range as stored; see `Checkpoint`."""
+        dtype = self.tensors[name].dtype
+        size = stop - start
+        values: FloatArray = (
+            np.empty(size, np.float64) if dtype is Dtype.F64 else np.empty(size, np.float32)
+        )
+        self.read(name, start, values)
+        stored = encode(values, dtype)
+        return stored if out is None else copied(stored, out)
+
+    def close(self) -> None:
+        """Nothing to release."""
