@@ -54,6 +54,39 @@ def bert() -> torch.nn.Module:
     )  # fmt: skip
 
 
+def resnet() -> torch.nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    # Kernels of 7x7, 3x3 and 1x1, with strides.
+    return ResNetForImageClassification(
+        ResNetConfig(embedding_size=6, hidden_sizes=[8, 12], depths=[1, 2], layer_type="bottleneck")
+    )
+
+
+def vit() -> torch.nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
+            image_size=8, patch_size=4,
+        )
+    )  # fmt: skip
+
+
+def whisper() -> torch.nn.Module:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    return WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=40, num_mel_bins=5, d_model=16, encoder_layers=1, decoder_layers=1,
+            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24,
+            decoder_ffn_dim=24, max_source_positions=8, max_target_positions=8, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        )
+    )  # fmt: skip
+
+
 def train(make: Any, folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Path:
     """A base, an adapter of random numbers, and the two merged by PEFT."""
     import peft
@@ -98,6 +131,22 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "a head": (bert, {"target_modules": ["query"], "task_type": "SEQ_CLS"}),
     "all biases": (bert, {"target_modules": ["query"], "task_type": "SEQ_CLS", "bias": "all"}),
+    "2-D convolutions": (resnet, {"target_modules": ["convolution"], "r": 3, "lora_alpha": 5}),
+    "1-D convolutions": (whisper, {"target_modules": ["conv1", "conv2", "q_proj"], "r": 2}),
+    "renamed in memory": (vit, {"target_modules": ["q_proj", "fc1"], "r": 3}),
+    "biases of LoRA": (
+        bert,
+        {"target_modules": ["query", "dense"], "lora_bias": True, "r": 4, "lora_alpha": 6},
+    ),
+    "biases of convolutions": (vit, {"target_modules": ["projection"], "lora_bias": True}),
+    "biases of Conv1D": (
+        gpt2,
+        {"target_modules": ["c_attn", "c_proj"], "lora_bias": True, "use_rslora": True},
+    ),
+    "both kinds of biases": (
+        bert,
+        {"target_modules": ["query"], "lora_bias": True, "bias": "lora_only"},
+    ),
     "LoRA's biases": (bert, {"target_modules": ["query", "dense"], "bias": "lora_only"}),
 }
 
@@ -239,7 +288,6 @@ def test_a_folder_with_a_plus_in_its_name(copy: Path) -> None:
         ({"peft_type": "IA3"}, "is an adapter of the kind IA3"),
         ({"peft_type": None}, "is an adapter of the kind None"),
         ({"use_dora": True}, "uses DoRA"),
-        ({"lora_bias": True}, "uses LoRA with biases of its own"),
         ({"target_parameters": ["experts"]}, "bare parameters"),
         ({"trainable_token_indices": [1]}, "trainable tokens"),
         ({"layer_replication": [[0, 1]]}, "layer replication"),
@@ -288,6 +336,23 @@ def convolve(tensors: dict[str, np.ndarray]) -> None:
         tensors[f"{Q}.lora_{x}.weight"] = tensors[f"{Q}.lora_{x}.weight"][..., None, None].copy()
 
 
+def half_convolve(tensors: dict[str, np.ndarray]) -> None:
+    tensors[f"{Q}.lora_A.weight"] = tensors[f"{Q}.lora_A.weight"][..., None, None].copy()
+
+
+def group(tensors: dict[str, np.ndarray]) -> None:
+    convolve(tensors)
+    tensors[f"{Q}.lora_B.weight"] = tensors[f"{Q}.lora_B.weight"][:, :4].copy()
+
+
+def add_bias(tensors: dict[str, np.ndarray]) -> None:
+    tensors[f"{Q}.lora_B.bias"] = np.ones(32, np.float32)
+
+
+def add_lone_bias(tensors: dict[str, np.ndarray]) -> None:
+    tensors[f"{Q}x.lora_B.bias"] = np.ones(32, np.float32)
+
+
 def widen(tensors: dict[str, np.ndarray]) -> None:
     tensors[f"{Q}.lora_B.weight"] = np.ones((31, 8), np.float32)
 
@@ -302,7 +367,11 @@ def invent(tensors: dict[str, np.ndarray]) -> None:
     [
         (lose_half, "holds lora_A of .*q_proj without its other half"),
         (add_magnitude, "lora_magnitude_vector', which is no part of a plain LoRA"),
-        (convolve, "LoRA on convolutions"),
+        (convolve, r"by a kernel of shape \[32, 32, 1, 1\], but '.*' is \[32, 32\] in F32 in base"),
+        (half_convolve, "neither matrices nor a convolution"),
+        (group, "LoRA on a convolution in groups"),
+        (add_bias, "but adapter_config.json does not say lora_bias"),
+        (add_lone_bias, "bias of lora_B of .*q_projx without its factors"),
         (widen, r"by a matrix of shape \[31, 32\], but '.*' is \[32, 32\] in F32 in base"),
         (invent, r"changes .*q_projx, but base has no tensor '.*q_projx.weight'"),
     ],
@@ -311,6 +380,88 @@ def test_weights_that_do_not_fit(copy: Path, change: Any, message: str) -> None:
     rewrite(copy, change)
     with pytest.raises(CheckpointError, match=message):
         together(copy)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        (
+            np.ones(31, np.float32),
+            r"bias of lora_B of .*q_proj is \[31\] in F32, and should be \[32\]",
+        ),
+        (
+            np.ones(32, np.float32),
+            r"changes the bias of .*q_proj, but base has no tensor '.*q_proj.bias'",
+        ),
+    ],
+)
+def test_biases_that_do_not_fit(copy: Path, bias: np.ndarray, message: str) -> None:
+    edit(copy, lora_bias=True)
+    rewrite(copy, lambda tensors: tensors.update({f"{Q}.lora_B.bias": bias}))
+    with pytest.raises(CheckpointError, match=message):
+        together(copy)
+
+
+def shard(folder: Path, index: str) -> None:
+    """Split the adapter's weights in two, as transformers does."""
+    path = folder / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    names = sorted(tensors)
+    files = [f"adapter_model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    parts = {name: files[number % 2] for number, name in enumerate(names)}
+    for file in files:
+        save(path.with_name(file), {n: tensors[n] for n in names if parts[n] == file})
+    path.with_name(index).write_text(json.dumps({"weight_map": parts}))
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    "index", ["adapter_model.safetensors.index.json", "model.safetensors.index.json"]
+)
+def test_an_adapter_in_shards(copy: Path, index: str) -> None:
+    whole = together(copy)
+    expected = {name: numbers(whole, name) for name in whole.tensors}
+    shard(copy, index)
+    sharded = together(copy)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(numbers(sharded, name), values)
+    assert sum(s.path.name.startswith("adapter_model-") for s in sharded.sources) == 2
+    sharded.close()
+
+
+def test_a_missing_shard_is_named(copy: Path) -> None:
+    shard(copy, "adapter_model.safetensors.index.json")
+    (copy / "adapter" / "adapter_model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"adapter_model-00002-of-00002\.safetensors is missing"
+    ):
+        together(copy)
+
+
+def test_shards_of_another_adapter(copy: Path) -> None:
+    shard(copy, "adapter_model.safetensors.index.json")
+    save(
+        copy / "adapter" / "adapter_model-00002-of-00002.safetensors",
+        {"other": np.ones(2, np.float32)},
+    )
+    with pytest.raises(CheckpointError, match="which does not hold it"):
+        together(copy)
+
+
+def test_a_square_linear_layer_among_conv1d_layers(tmp_path: Path) -> None:
+    """fan_in_fan_out covers a whole adapter; PEFT goes by the class of each layer."""
+
+    def mixed() -> torch.nn.Module:
+        model = gpt2()
+        for block in model.transformer.h:
+            block.attn.extra = torch.nn.Linear(32, 32, bias=False)
+        return model
+
+    train(mixed, tmp_path, target_modules=["extra", "c_attn"], fan_in_fan_out=True)
+    ours = open_checkpoint(f"{tmp_path}/base+{tmp_path}/adapter")
+    merged = open_checkpoint(str(tmp_path / "merged"))
+    name = "transformer.h.0.attn.extra.weight"
+    np.testing.assert_allclose(numbers(ours, name), numbers(merged, name), rtol=0, atol=1e-5)
 
 
 def test_folders_that_are_no_adapters(copy: Path) -> None:

@@ -235,6 +235,23 @@ def test_an_interrupted_merge_goes_on_to_the_same_bytes(three, tmp_path, monkeyp
     assert notes[0] == notes[1]
 
 
+def test_shards_as_transformers_writes_them(three, tmp_path):
+    isthmus.merge(whole("linear", three), tmp_path / "plain")
+    file = three[0] / "adapter_model.safetensors"
+    state = load_file(file)
+    file.unlink()
+    halves = [dict(list(state.items())[:2]), dict(list(state.items())[2:])]
+    weight_map = {}
+    for number, half in enumerate(halves, start=1):
+        shard = f"adapter_model-0000{number}-of-00002.safetensors"
+        save_file(half, three[0] / shard, {"format": "pt"})
+        weight_map |= dict.fromkeys(half, shard)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (three[0] / "model.safetensors.index.json").write_text(json.dumps(index))
+    isthmus.merge(whole("linear", three), tmp_path / "sharded")
+    close(updates(tmp_path / "sharded"), updates(tmp_path / "plain"))
+
+
 class TestRefusals:
     def test_adapters_of_different_bases(self, tmp_path):
         one = write_adapter(tmp_path / "one", 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 from isthmus.checkpoints.adapter import Adapter, LowRankUpdate
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
 from isthmus.checkpoints.dtypes import Dtype, copied, encode
+from isthmus.checkpoints.loaded_model import loaded_model
 from isthmus.checkpoints.names import align_names
+from isthmus.checkpoints.orientation import Orientations
 from isthmus.checkpoints.tensor_file import check_range
 from isthmus.checkpoints.ties import config_ties, input_embedding, is_output_embedding
 from isthmus.errors import CheckpointError
@@ -44,9 +47,12 @@ class AdaptedCheckpoint(Checkpoint):
         adapter: The adapter.
         label: What errors call the two together.
 
+    Attributes:
+        modules: For each tensor of the base that changes, the module to whose update that is due.
+
     Raises:
-        CheckpointError: if the base lacks a module that the adapter changes, the shapes differ,
-            or the adapter treats tied embeddings apart from each other.
+        CheckpointError: if the base lacks a module or a bias that the adapter changes, the shapes
+            differ, or the adapter treats tied embeddings apart from each other.
     """
 
     def __init__(self, base: Checkpoint, adapter: Adapter, *, label: str | None = None) -> None:
@@ -59,16 +65,29 @@ class AdaptedCheckpoint(Checkpoint):
         self._base = base
         self._adapter = adapter
         weights = {f"{module}.weight": update for module, update in adapter.updates.items()}
-        names = align_names([*weights, *adapter.replaced], [*base.tensors, *base.tied])
+        biases = {
+            f"{module}.bias": update
+            for module, update in adapter.updates.items()
+            if update.bias is not None
+        }
+        names = self._base_names([*weights, *biases], adapter.replaced)
         self._replaced = self._place_replaced(names)
+        self._orientations = Orientations(base.tensors)
         self._updates: dict[str, _Placed] = {}
+        self._biases: dict[str, LowRankUpdate] = {}
         self.tensors: Mapping[str, TensorInfo] = {
             **base.tensors,
             **{name: TensorInfo(name, s.dtype, s.shape) for name, s in self._replaced.items()},
         }
         for name, update in weights.items():
             self._place_update(names.get(name, name), update)
-        self.computed = self._updates.keys()
+        for name, update in biases.items():
+            self._place_bias(names.get(name, name), update)
+        self.modules = {
+            **{name: placed.update.module for name, placed in self._updates.items()},
+            **{name: update.module for name, update in self._biases.items()},
+        }
+        self.computed = self.modules.keys()
         added = [name for name in self._replaced if name not in base.tensors]
         self.notes = base.notes + tuple(
             f"{name} comes from the adapter {adapter.label}; its base has no such tensor."
@@ -85,12 +104,14 @@ class AdaptedCheckpoint(Checkpoint):
             self._base.read(name, start, out)
         if name in self._updates and out.size:
             self._add_update(name, start, out)
+        elif name in self._biases:
+            self._add_bias(self._biases[name], start, out)
 
     def read_stored(
         self, name: str, start: int, stop: int, out: StorageArray | None = None
     ) -> StorageArray:
         """A range of the weight; where the adapter changes it, rounded to its own format."""
-        if name not in self._updates and name not in self._replaced:
+        if name not in self.computed and name not in self._replaced:
             return self._base.read_stored(name, start, stop, out)
         dtype = self.tensors[name].dtype
         size = stop - start
@@ -107,6 +128,18 @@ class AdaptedCheckpoint(Checkpoint):
         self._adapter.close()
         self._base.close()
 
+    def _base_names(self, added: Iterable[str], replaced: Iterable[str]) -> dict[str, str]:
+        """The base's stored names for the adapter's, of those tensors that the base has."""
+        base, wanted = self._base, [*added, *replaced]
+        names = align_names(wanted, [*base.tensors, *base.tied])
+        if any(name not in names for name in added):
+            # PEFT names modules as they are in memory.
+            loaded = loaded_model(base.config, base.tensors)
+            stored = {} if loaded is None else {there: name for name, there in loaded.names.items()}
+            rest = align_names([name for name in wanted if name not in names], stored)
+            names |= {name: stored[there] for name, there in rest.items()}
+        return names
+
     def _add_update(self, name: str, start: int, out: FloatArray) -> None:
         left, right = self._factors(name, out.dtype)
         rows, columns = left.shape[0], right.shape[1]
@@ -122,11 +155,19 @@ class AdaptedCheckpoint(Checkpoint):
             touched = product.reshape(-1)[begin - row * columns : end - row * columns]
             out[begin - start : end - start] += touched
 
+    def _add_bias(self, update: LowRankUpdate, start: int, out: FloatArray) -> None:
+        assert update.bias is not None
+        added = np.empty_like(out)
+        self._adapter.read(update.bias, start, added)
+        added *= update.scaling
+        out += added
+
     def _load_factors(self, name: str, dtype: np.dtype[Any]) -> tuple[FloatArray, FloatArray]:
         """The factors whose product, rows first, is added to the weight; scaled already."""
         placed = self._updates[name]
         a = self._adapter.factor(placed.update.a, dtype)
         b = self._adapter.factor(placed.update.b, dtype)
+        a, b = a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)
         b *= placed.update.scaling
         if placed.transposed:
             a, b = b.T.copy(), a.T.copy()
@@ -134,6 +175,39 @@ class AdaptedCheckpoint(Checkpoint):
 
     def _place_update(self, name: str, update: LowRankUpdate) -> None:
         who = f"{self._adapter.label} changes {update.module}"
+        info = self._target(name, who)
+        outputs, inputs = update.shape
+        fits = [
+            transposed
+            for transposed in self._orders(name, update)
+            if info.shape == _weight_shape(update, transposed)
+        ]
+        if not fits or not info.dtype.is_float:
+            what = (
+                f"a matrix of shape {[outputs, inputs]}"
+                if update.kernel is None
+                else f"a kernel of shape {list(_weight_shape(update, transposed=False))}"
+            )
+            raise CheckpointError(
+                f"{who} by {what}, but {name!r} is "
+                f"{list(info.shape)} in {info.dtype.value} in {self._base.label}",
+                "The adapter was trained on another model.",
+            )
+        self._updates[name] = _Placed(update, fits[0])
+
+    def _place_bias(self, name: str, update: LowRankUpdate) -> None:
+        who = f"{self._adapter.label} changes the bias of {update.module}"
+        info = self._target(name, who)
+        if info.shape != update.shape[:1] or not info.dtype.is_float:
+            raise CheckpointError(
+                f"{who} by a vector of {update.shape[0]} numbers, but {name!r} is "
+                f"{list(info.shape)} in {info.dtype.value} in {self._base.label}",
+                "The adapter was trained on another model.",
+            )
+        self._biases[name] = update
+
+    def _target(self, name: str, who: str) -> TensorInfo:
+        """The tensor to which something is added."""
         if name in self.tied:
             raise CheckpointError(
                 f"{who}, which {self._base.label} ties to {self.tied[name]}",
@@ -147,22 +221,20 @@ class AdaptedCheckpoint(Checkpoint):
                 "The adapter was trained on another model; see base_model_name_or_path in its "
                 "adapter_config.json.",
             )
-        outputs, inputs = update.shape
+        return info
+
+    def _orders(self, name: str, update: LowRankUpdate) -> list[bool]:
+        """Whether the product is transposed on the weight: what is possible, the likelier first."""
+        if update.embedding:
+            return [True]
+        if update.kernel is not None:
+            return [False]
         # The flag covers a whole adapter, though a model can mix both kinds of layer: the shape
-        # decides, and the flag only where the weight is square.
-        fits = [
-            transposed
-            for transposed in (update.fan_in_fan_out or update.embedding, False, True)
-            if info.shape == ((inputs, outputs) if transposed else (outputs, inputs))
-            and (transposed or not update.embedding)
-        ]
-        if not fits or not info.dtype.is_float:
-            raise CheckpointError(
-                f"{who} by a matrix of shape {[outputs, inputs]}, but {name!r} is "
-                f"{list(info.shape)} in {info.dtype.value} in {self._base.label}",
-                "The adapter was trained on another model.",
-            )
-        self._updates[name] = _Placed(update, fits[0])
+        # decides; where the weight is square, the rest of the model; and the flag only where that
+        # is silent.
+        known = self._orientations.inputs_first(name.removesuffix(".weight"))
+        first = update.fan_in_fan_out if known is None else known
+        return [first, not first]
 
     def _place_replaced(self, names: Mapping[str, str]) -> dict[str, TensorInfo]:
         """The full tensors of the adapter by the base's names; those of tied names left out."""
@@ -198,3 +270,10 @@ class AdaptedCheckpoint(Checkpoint):
             if not np.array_equal(ours[:size], theirs[:size]):
                 return False
         return True
+
+
+def _weight_shape(update: LowRankUpdate, transposed: bool) -> tuple[int, ...]:
+    outputs, inputs = update.shape
+    if update.kernel is not None:
+        return outputs, inputs // math.prod(update.kernel), *update.kernel
+    return (inputs, outputs) if transposed else (outputs, inputs)

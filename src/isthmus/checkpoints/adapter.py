@@ -11,25 +11,25 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.checkpoints.adapter_files import open_adapter_weights
 from isthmus.checkpoints.base import SourceFile, TensorInfo
 from isthmus.checkpoints.index import inside, read_json
-from isthmus.checkpoints.safetensors_file import SafetensorsFile
-from isthmus.checkpoints.tensor_file import TensorFile
-from isthmus.checkpoints.torch_file import TorchFile
+from isthmus.closing import Closing
 from isthmus.errors import CheckpointError
 from isthmus.typing import FloatArray
 
 ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 # PEFT wraps the model twice, and its names say so.
-_PREFIX = "base_model.model."
-_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.weight)?")
+PREFIX = "base_model.model."
+_FACTOR = re.compile(
+    r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.weight)?"
+    r"|(?P<biased>.+)\.lora_B\.bias"
+)
 
 # Settings that change what the factors mean, and what people call them.
 _UNSUPPORTED = {
     "use_dora": "DoRA",
-    "lora_bias": "LoRA with biases of its own (lora_bias)",
     "use_qalora": "QA-LoRA",
     "use_bdlora": "BD-LoRA",
     "layer_replication": "layer replication",
@@ -52,11 +52,13 @@ class LowRankUpdate:
 
     Attributes:
         module: The module's name in the base model.
-        a: The stored A, of shape [rank, inputs].
-        b: The stored B, of shape [outputs, rank].
-        scaling: The factor before the product.
+        a: The stored A, of shape [rank, inputs], or [rank, channels, *kernel] for a convolution.
+        b: The stored B, of shape [outputs, rank], followed by ones for a convolution.
+        scaling: The factor before the product, and before the bias.
         embedding: Whether the module is an embedding; then A's columns are the tokens.
         fan_in_fan_out: Whether the base's weight is said to be of shape [inputs, outputs].
+        kernel: The shape of a convolution's kernel, None for other modules.
+        bias: What is added to the module's bias after scaling, of shape [outputs], or None.
     """
 
     module: str
@@ -65,6 +67,8 @@ class LowRankUpdate:
     scaling: float
     embedding: bool
     fan_in_fan_out: bool
+    kernel: tuple[int, ...] | None = None
+    bias: TensorInfo | None = None
 
     @property
     def rank(self) -> int:
@@ -73,11 +77,11 @@ class LowRankUpdate:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of `B @ A`: outputs and inputs."""
-        return self.b.shape[0], self.a.shape[1]
+        """The shape of `B @ A`: outputs and inputs, the latter channels times kernel."""
+        return self.b.shape[0], math.prod(self.a.shape[1:])
 
 
-class Adapter:
+class Adapter(Closing):
     """An opened LoRA adapter. Reading is safe from several threads at once.
 
     Attributes:
@@ -105,14 +109,21 @@ class Adapter:
             )
         self.config: Mapping[str, Any] = read_json(config_path)
         _check_supported(self.config, label)
-        self._file = _open_weights(path)
-        self.sources = (SourceFile.of(config_path, config_path.stat()), self._file.source)
+        self._homes = open_adapter_weights(path)
+        self.sources = (
+            SourceFile.of(config_path, config_path.stat()),
+            *(file.source for file in dict.fromkeys(self._homes.values())),
+        )
         factors: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
+        biases: dict[str, TensorInfo] = {}
         self.replaced: dict[str, TensorInfo] = {}
-        for stored, info in self._file.tensors.items():
-            name = stored.removeprefix(_PREFIX)
+        for stored, file in self._homes.items():
+            info = file.tensors[stored]
+            name = stored.removeprefix(PREFIX)
             match = _FACTOR.fullmatch(name)
-            if match:
+            if match and match["biased"]:
+                biases[match["biased"]] = info
+            elif match:
                 key = match["module"], match["embedding"] is not None
                 factors.setdefault(key, {})[match["factor"]] = info
             elif ".lora_" in name:
@@ -123,9 +134,14 @@ class Adapter:
                 plain = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
                 self.replaced[plain] = info
         self.updates = {
-            module: self._update(module, embedding, pair)
+            module: self._update(module, embedding, pair, biases.pop(module, None))
             for (module, embedding), pair in factors.items()
         }
+        if biases:
+            raise CheckpointError(
+                f"{label} holds the bias of lora_B of {min(biases)} without its factors",
+                "The adapter is damaged; download it again.",
+            )
 
     def read(self, info: TensorInfo, start: int, out: FloatArray) -> None:
         """Decode elements `start : start + out.size` of one of the stored tensors into `out`.
@@ -133,24 +149,29 @@ class Adapter:
         Raises:
             CheckpointError: if the file was changed or cut since it was opened.
         """
-        self._file.read(info.name, start, out)
+        self._homes[info.name].read(info.name, start, out)
 
     def factor(self, info: TensorInfo, dtype: np.dtype[Any]) -> FloatArray:
-        """All of an A or B, in float32 or float64.
+        """All of an A, B or bias in its stored shape, in float32 or float64.
 
         Raises:
             CheckpointError: if the file was changed or cut since it was opened.
         """
         values = np.empty(info.numel, dtype)
-        self._file.read(info.name, 0, values)
+        self.read(info, 0, values)
         return values.reshape(info.shape)
 
     def close(self) -> None:
-        """Release the file. Closing twice is allowed."""
-        self._file.close()
+        """Release the files. Closing twice is allowed."""
+        for file in dict.fromkeys(self._homes.values()):
+            file.close()
 
     def _update(
-        self, module: str, embedding: bool, factors: Mapping[str, TensorInfo]
+        self,
+        module: str,
+        embedding: bool,
+        factors: Mapping[str, TensorInfo],
+        bias: TensorInfo | None,
     ) -> LowRankUpdate:
         if factors.keys() != {"A", "B"}:
             raise CheckpointError(
@@ -158,24 +179,55 @@ class Adapter:
                 "The adapter is damaged; download it again.",
             )
         a, b = factors["A"], factors["B"]
-        if len(a.shape) != 2 or len(b.shape) != 2:
+        kernel = a.shape[2:] or None
+        if len(a.shape) < 2 or len(a.shape) != len(b.shape) or {*b.shape[2:]} - {1}:
             raise CheckpointError(
                 f"{self.label} adapts {module} by factors of shapes {list(a.shape)} and "
-                f"{list(b.shape)}: LoRA on convolutions",
+                f"{list(b.shape)}, which are neither matrices nor a convolution and a 1x1 one",
                 _CURE,
             )
         rank = self._setting("rank_pattern", "r", module)
-        if not a.dtype.is_float or a.shape[0] != b.shape[1] or a.shape[0] != rank:
+        if kernel and a.shape[0] == rank and 0 < b.shape[1] < rank and rank % b.shape[1] == 0:
+            raise CheckpointError(
+                f"{self.label} adapts {module} by factors of shapes {list(a.shape)} and "
+                f"{list(b.shape)}: LoRA on a convolution in groups",
+                _CURE,
+            )
+        if not (a.dtype.is_float and b.dtype.is_float and a.shape[0] == b.shape[1] == rank):
             raise CheckpointError(
                 f"{self.label}: the factors of {module} have shapes {list(a.shape)} and "
                 f"{list(b.shape)}, but {ADAPTER_CONFIG} says that their rank is {rank}",
                 "Weights and configuration belong to different adapters.",
             )
+        self._check_bias(module, b, bias)
         alpha = self._setting("alpha_pattern", "lora_alpha", module)
         divisor = math.sqrt(rank) if self.config.get("use_rslora") else rank
         return LowRankUpdate(
-            module, a, b, alpha / divisor, embedding, bool(self.config.get("fan_in_fan_out"))
+            module=module,
+            a=a,
+            b=b,
+            scaling=alpha / divisor,
+            embedding=embedding,
+            fan_in_fan_out=bool(self.config.get("fan_in_fan_out")),
+            kernel=kernel,
+            bias=bias,
         )
+
+    def _check_bias(self, module: str, b: TensorInfo, bias: TensorInfo | None) -> None:
+        if bias is None:
+            return
+        if not self.config.get("lora_bias"):
+            raise CheckpointError(
+                f"{self.label} holds a bias of lora_B of {module}, but {ADAPTER_CONFIG} does not say "
+                "lora_bias",
+                "Weights and configuration belong to different adapters.",
+            )
+        if bias.shape != b.shape[:1] or not bias.dtype.is_float:
+            raise CheckpointError(
+                f"{self.label}: the bias of lora_B of {module} is {list(bias.shape)} in "
+                f"{bias.dtype.value}, and should be {[b.shape[0]]}",
+                "The adapter is damaged; download it again.",
+            )
 
     def _setting(self, pattern_key: str, key: str, module: str) -> float:
         """A number from the first pattern that fits the end of the module's name, or the default.
@@ -207,7 +259,7 @@ class Adapter:
 
 
 def open_adapter(path: Path, *, label: str | None = None) -> Adapter:
-    """Open a LoRA adapter's folder: `adapter_config.json` and `adapter_model.safetensors` or `.bin`.
+    """Open a LoRA adapter's folder: `adapter_config.json` and its weights, in one file or in shards.
 
     Args:
         path: The folder.
@@ -235,15 +287,3 @@ def _check_supported(config: Mapping[str, Any], label: str) -> None:
             f"{label} began with init_lora_weights={beginning!r}, which changes the base model too",
             _CURE,
         )
-
-
-def _open_weights(folder: Path) -> TensorFile:
-    safetensors, torch = (inside(folder, name) for name in ADAPTER_WEIGHTS)
-    if safetensors.exists():
-        return SafetensorsFile(safetensors)
-    if torch.exists():
-        return TorchFile(torch)
-    raise CheckpointError(
-        f"{folder} holds {ADAPTER_CONFIG} but neither {' nor '.join(ADAPTER_WEIGHTS)}",
-        "Download the adapter again.",
-    )

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.checkpoints.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from isthmus.checkpoints.adapter import ADAPTER_CONFIG
+from isthmus.checkpoints.adapter_files import ADAPTER_WEIGHTS
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
 from isthmus.checkpoints.codes import refuse_codes
 from isthmus.checkpoints.index import (

@@ -6,7 +6,8 @@ import glob
 import re
 from pathlib import Path
 
-from isthmus.checkpoints.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from isthmus.checkpoints.adapter import ADAPTER_CONFIG
+from isthmus.checkpoints.adapter_files import ADAPTER_WEIGHTS
 from isthmus.checkpoints.folder import choose_weights, preferred_weights
 from isthmus.checkpoints.index import inside, read_index
 from isthmus.checkpoints.sidecars import MODEL_CONFIG, is_sidecar

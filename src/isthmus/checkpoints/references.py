@@ -10,6 +10,7 @@ from isthmus.checkpoints.adapter import ADAPTER_CONFIG, open_adapter
 from isthmus.checkpoints.base import Checkpoint
 from isthmus.checkpoints.folder import open_file, open_folder, preferred_weights
 from isthmus.checkpoints.hub import fetch, is_hub_reference
+from isthmus.checkpoints.index import SAFETENSORS_INDEX
 from isthmus.errors import CheckpointError
 
 
@@ -55,8 +56,13 @@ def find_adapter(reference: str, *, root: Path | None = None, fetching: bool = T
     if path is None or not path.is_dir():
         return None
     names = {entry.name for entry in path.iterdir()}
-    # transformers may put an adapter beside the model that it was trained on.
-    return path if ADAPTER_CONFIG in names and preferred_weights(names) is None else None
+    if ADAPTER_CONFIG not in names:
+        return None
+    # A whole model may lie beside its adapter; and transformers names the index of an adapter's
+    # shards as it names a model's.
+    weights = preferred_weights(names)
+    sharded = weights == SAFETENSORS_INDEX and not any(n.startswith("model-") for n in names)
+    return path if weights is None or sharded else None
 
 
 def _open_model(path: Path, label: str) -> Checkpoint:
