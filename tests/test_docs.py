@@ -32,7 +32,10 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "docs/geometry.md", "README.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["docs/python.md", "docs/geometry.md", "docs/extract.md", "docs/adapters.md", "README.md"],
+)
 @pytest.mark.usefixtures("workplace")
 def test_python_examples(page):
     examples = blocks(page, "python")
@@ -41,7 +44,9 @@ def test_python_examples(page):
         exec(compile(example, page, "exec"), {})
 
 
-@pytest.mark.parametrize("page", ["docs/engine.md", "docs/inspect.md", "README.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/engine.md", "docs/inspect.md", "docs/extract.md", "README.md"]
+)
 @pytest.mark.usefixtures("workplace")
 def test_console_examples(page):
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]

@@ -1,4 +1,4 @@
-"""The Python interface: merge files, plan a merge, merge state dicts in memory."""
+"""The Python interface: merge files, plan a merge, extract an adapter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from isthmus.engine import extract as extraction
 from isthmus.engine import output
-from isthmus.engine.plan import DEFAULT_SHARD_SIZE, Plan, planned
+from isthmus.engine.extraction import Extraction, Ranks
+from isthmus.engine.plan import DEFAULT_SHARD_SIZE, Plan
+from isthmus.engine.planned import planned
 from isthmus.engine.progress import Progress
 from isthmus.engine.run import Outcome, run
 from isthmus.recipes import Recipe, load_recipe
+from isthmus.reports.adapter_card import adapter_card
 from isthmus.reports.card import model_card
 
 RecipeLike: TypeAlias = Recipe | Mapping[str, Any] | str | Path
@@ -121,6 +125,80 @@ def run_plan(
     )
 
 
+def extract(
+    tuned: str | PathLike[str],
+    base: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    rank: int | None = None,
+    energy: float | None = None,
+    min_rank: int | None = None,
+    max_rank: int | None = None,
+    modules: str | None = None,
+    save: str | None = None,
+    dtype: str = "float32",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Extraction:
+    """Write the difference of a fine-tune and its base as a LoRA adapter that PEFT loads.
+
+    Args:
+        tuned: The fine-tune, as in a recipe.
+        base: The model that it was trained from.
+        out: The output folder; nothing that Isthmus did not write is ever replaced.
+        rank: The rank in every module; 32 unless `energy` is given.
+        energy: Instead, the share of the squared norm of each module's change to keep: each gets
+            the smallest rank that does.
+        min_rank: With `energy`, the smallest rank.
+        max_rank: With `energy`, the largest.
+        modules: A regular expression to be found in the names of the modules for LoRA; by default
+            all linear layers but the output embedding.
+        save: A regular expression to be found in the names of other tensors: the modules of those
+            that changed are stored in full.
+        dtype: The format of the factors.
+        overwrite: Replace an earlier output.
+        progress: Is told how far the extraction is.
+
+    Raises:
+        CheckpointError: if a model cannot be opened or read.
+        PlanError: if the two do not correspond, nothing changed, or options contradict each other.
+        OutputError: if the folder cannot be used.
+        NonFiniteError: if an input holds NaN or infinity, or a factor overflows.
+
+    Example:
+        >>> done = isthmus.extract("tuned", "base", "adapter", energy=0.9)  # doctest: +SKIP
+        >>> print(done.kept, [module.rank for module in done.modules])  # doctest: +SKIP
+    """
+    target = Path(out)
+
+    def card(done: Extraction, settings: str) -> str:
+        return adapter_card(
+            title=_title(target),
+            tuned=str(tuned),
+            base=str(base),
+            ranks=[module.rank for module in done.modules],
+            kept=done.kept,
+            kept_of_everything=done.kept_of_everything,
+            settings=settings,
+            notes=done.notes,
+            version=version("isthmus"),
+        )
+
+    return extraction.extract(
+        str(tuned),
+        str(base),
+        target,
+        ranks=Ranks.chosen(rank, energy, min_rank, max_rank),
+        version=version("isthmus"),
+        card=card,
+        modules=modules,
+        save=save,
+        dtype=dtype,
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
 def check_output(
     made: Plan, out: str | PathLike[str], *, resume: bool = False, overwrite: bool = False
 ) -> None:
@@ -141,14 +219,19 @@ def _recipe(recipe: RecipeLike) -> Recipe:
 
 def _card(done: Plan, out: Path) -> str:
     return model_card(
-        # Any bytes may name a folder; a card is text.
-        title=done.recipe.name or out.absolute().name.encode("utf-8", "replace").decode(),
+        title=done.recipe.name or _title(out),
         method=done.method.name,
         reference=done.method.reference,
         models=[entry.model for entry in done.recipe.experts],
-        base_model=done.recipe.base_model,
+        base_model=done.base_name,
         recipe=done.recipe.to_yaml(),
-        dtypes=Counter(task.output.dtype.torch_name for task in done.tasks),
+        dtypes=Counter(info.dtype.torch_name for task in done.tasks for info in task.outputs),
         notes=done.notes,
         version=version("isthmus"),
+        library="peft" if done.makes_adapter else "transformers",
     )
+
+
+def _title(out: Path) -> str:
+    # Any bytes may name a folder; a card is text.
+    return out.absolute().name.encode("utf-8", "replace").decode()

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli import demo, inspect, merge, methods, verify
+from isthmus.cli import demo, extract, inspect, lab, merge, methods, verify
 from isthmus.cli.streams import give_up_what_is_left, open_streams, tell_error
 from isthmus.errors import IsthmusError
 
@@ -32,11 +32,15 @@ app.command("merge", short_help="Merge the models of a recipe into a folder.")(m
 app.command("inspect", short_help="Say what models are and whether they can be merged.")(
     inspect.command
 )
+app.command("extract", short_help="Turn a fine-tune into a LoRA adapter of its base.")(
+    extract.command
+)
 app.command("methods", short_help="List the merge methods, or explain one.")(methods.command)
 app.command("verify", short_help="Compare every byte of a merge with its manifest.")(verify.command)
 app.command("demo", short_help="Fine-tune three real experts, merge and compare them.")(
     demo.command
 )
+app.add_typer(lab.app, name="lab")
 
 
 def _print_version(value: bool) -> None:
