@@ -124,6 +124,29 @@ def frechet_mean(
         MethodError: No points, points off the manifold, bad weights, or delta missing or unused.
     """
     share = normalized(weights, len(points))
+    rho = loss_function(loss, delta)
+    places = [manifold.point(x) for x in points]
+    result = descended(
+        places,
+        share,
+        manifold,
+        rho,
+        corners=loss == "median",
+        start=None if start is None else manifold.point(start),
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+    )
+    if not result.converged:
+        warn_unsettled(result, manifold, stacklevel=3)
+    return result
+
+
+def loss_function(loss: str, delta: float | None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """ρ and ρ′ by name.
+
+    Raises:
+        MethodError: No such loss, or delta missing or unused.
+    """
     if loss not in ("squared", "huber", "median"):
         raise MethodError(
             f"Fréchet mean: there is no loss {loss!r}", 'use "squared", "huber" or "median"'
@@ -133,10 +156,44 @@ def frechet_mean(
             f"Fréchet mean: loss {loss!r} with delta {delta}",
             'give a positive delta, a distance, to "huber" and to no other loss',
         )
-    rho = huber(delta) if delta is not None else squared if loss == "squared" else median
-    places = [manifold.point(x) for x in points]
+    return huber(delta) if delta is not None else squared if loss == "squared" else median
+
+
+def warn_unsettled(result: FrechetMean[P], where: object, stacklevel: int) -> None:
+    """Tell that a mean did not converge."""
+    warnings.warn(
+        f"Fréchet mean on {where}: not converged (gradient {result.gradient_norm:.1e} after "
+        f"{len(result.functional) - 1} steps); the points may be too far apart for one mean",
+        GeometryWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def descended(
+    places: list[P],
+    share: Tensor,
+    manifold: Manifold[P],
+    rho: Callable[[Tensor], tuple[Tensor, Tensor]],
+    *,
+    corners: bool = False,
+    start: P | None = None,
+    tolerance: float = 1e-10,
+    max_iterations: int = 200,
+) -> FrechetMean[P]:
+    """`frechet_mean` for points and weights that were checked, without a warning.
+
+    Args:
+        places: K points.
+        share: Shape [K], of sum 1.
+        manifold: Where they are.
+        rho: ρ and ρ′.
+        corners: Whether ρ has a corner at 0.
+        start: Where to begin.
+        tolerance: As in `frechet_mean`.
+        max_iterations: As in `frechet_mean`.
+    """
     descent = _Descent(manifold, places, share, rho)
-    state = descent.at(_begin(descent, start, corners=loss == "median"))
+    state = descent.at(_begin(descent, start, corners=corners))
 
     trace, step = [state.value], state.natural_step
     for _ in range(max_iterations):
@@ -151,7 +208,7 @@ def frechet_mean(
         step, state = descent.next_step(step, new), new
         trace.append(state.value)
 
-    result = FrechetMean(
+    return FrechetMean(
         mean=state.x,
         functional=trace,
         gradient_norm=state.gradient_norm,
@@ -159,14 +216,6 @@ def frechet_mean(
         distances=state.distances,
         certified=state.certified,
     )
-    if not result.converged:
-        warnings.warn(
-            f"Fréchet mean on {manifold}: not converged (gradient {result.gradient_norm:.1e} after "
-            f"{len(trace) - 1} steps); the points may be too far apart for one mean",
-            GeometryWarning,
-            stacklevel=2,
-        )
-    return result
 
 
 @dataclass(frozen=True)
@@ -252,7 +301,7 @@ def _begin(descent: _Descent[P], start: P | None, *, corners: bool) -> P:
     """
     manifold, points, weights = descent.manifold, descent.points, descent.weights
     if start is not None:
-        guess = manifold.point(start)
+        guess = start
     elif len(points) == 1:
         guess = points[0]
     elif len(points) == 2:

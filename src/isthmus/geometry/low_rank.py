@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -12,12 +12,20 @@ from torch import Tensor
 
 from isthmus.errors import MethodError
 from isthmus.geometry.fixed_rank import FixedRank, Polar
-from isthmus.geometry.frechet import FrechetMean, Loss, frechet_mean, normalized
+from isthmus.geometry.frechet import (
+    FrechetMean,
+    Loss,
+    descended,
+    loss_function,
+    normalized,
+    squared,
+    warn_unsettled,
+)
 from isthmus.geometry.grassmann import Grassmann
 from isthmus.geometry.linalg import broadcast, frobenius, one_thread, spectral
-from isthmus.geometry.manifold import GeometryWarning
 from isthmus.geometry.procrustes import chordal_mean, rotations
 from isthmus.geometry.quotient import Quotient
+from isthmus.geometry.quotient_mean import quotient_mean
 from isthmus.geometry.spd import SPD
 
 Distance = Literal["canonical", "grassmann", "projection"]
@@ -104,39 +112,77 @@ def low_rank_mean(
     """
     share = normalized(weights, len(points))
     total = _space(points)
+    stacked = total.stack([total.point(x) for x in points])
+    found = stacked_mean(stacked, share, distance, loss, delta)
+    if not found.converged:
+        warn_unsettled(found, total, stacklevel=3)
+    return found
+
+
+@one_thread()
+def stacked_mean(
+    points: Polar,
+    share: Tensor,
+    distance: Distance = "canonical",
+    loss: Loss = "squared",
+    delta: float | None = None,
+) -> FrechetMean[Polar]:
+    """`low_rank_mean` for K stacked points that were checked, without a warning.
+
+    It is computed in the span of all frames: a reflection that leaves the span alone is an isometry,
+    so geodesics and means of points in the span stay there.
+    """
     _known(distance)
-    if distance == "canonical":
-        return frechet_mean(points, share, Quotient(total), loss=loss, delta=delta)
-    if loss != "squared":
+    rho = loss_function(loss, delta)
+    if distance != "canonical" and loss != "squared":
         raise MethodError(
             f"low-rank mean: distance {distance!r} has only the squared loss, not {loss!r}",
             'use distance="canonical" for medians and Huber means',
         )
-    places = [total.point(x) for x in points]
-    stacked = total.stack(places)
-    chordal = chordal_mean(stacked, share)
-    if distance == "projection":
-        mean, gradient, converged = chordal.mean, chordal.change, chordal.converged
-        certified = torch.ones(len(points), dtype=torch.bool)
+    counted = share > 0
+    within, bases = _reduced(Polar(*(part[counted] for part in points)))
+    if distance == "canonical":
+        found = quotient_mean(within, share[counted], rho, corners=loss == "median")
     else:
-        m, n, r = total.sizes
-        columns = frechet_mean([x.u for x in places], share, Grassmann(m, r), start=chordal.mean.u)
-        rows = frechet_mean([x.v for x in places], share, Grassmann(n, r), start=chordal.mean.v)
-        frames = Polar(columns.mean, chordal.mean.b, rows.mean)
-        turned = stacked.turned(rotations(frames, stacked)[0])
-        core = frechet_mean(list(turned.b), share, SPD(r))
-        mean = Polar(columns.mean, core.mean, rows.mean)
-        gradient = math.hypot(*(part.gradient_norm for part in (columns, core, rows)))
-        converged = chordal.converged and all(x.converged for x in (columns, core, rows))
-        certified = columns.certified & rows.certified
-    if not chordal.converged:
-        warnings.warn(
-            f"low-rank mean: alignment by chords not settled (last change {chordal.change:.1e}); the "
-            "points may share too few directions for one mean",
-            GeometryWarning,
-            stacklevel=2,
-        )
-    distances = _aligned_distance(total, mean, stacked, distance)
+        found = _averaged(within, share[counted], distance)
+    mean = Polar(bases[0] @ found.mean.u, found.mean.b, bases[1] @ found.mean.v)
+    distances, certified = share.new_zeros(len(share)), counted.clone()
+    distances[counted], certified[counted] = found.distances, found.certified
+    if not counted.all():
+        others = Polar(*(part[~counted] for part in points))
+        distances[~counted], certified[~counted] = _measured(mean, others, distance)
+    return replace(found, mean=mean, distances=distances, certified=certified)
+
+
+def _measured(x: Polar, y: Polar, distance: Distance) -> tuple[Tensor, Tensor]:
+    """Distances and certificates."""
+    total = FixedRank(x.u.shape[-2], x.v.shape[-2], x.b.shape[-1])
+    if distance == "canonical":
+        log = Quotient(total)._logarithm(x, y)
+        return log.length, log.certified
+    lengths = _aligned_distance(total, x, y, distance)
+    return lengths, torch.ones_like(lengths, dtype=torch.bool)
+
+
+def _averaged(points: Polar, share: Tensor, distance: Distance) -> FrechetMean[Polar]:
+    """The mean by chords, or by principal angles and then cores."""
+    rows, r = points.u.shape[-2:]
+    total = FixedRank(rows, rows, r)
+    chordal = chordal_mean(points, share)
+    mean, gradient, converged = chordal.mean, chordal.change, chordal.converged
+    certified = torch.ones(len(share), dtype=torch.bool)
+    if distance == "grassmann":
+        spaces = Grassmann(rows, r)
+        columns = descended(list(points.u), share, spaces, squared, start=mean.u)
+        across = descended(list(points.v), share, spaces, squared, start=mean.v)
+        frames = Polar(columns.mean, mean.b, across.mean)
+        turned = points.turned(rotations(frames, points)[0])
+        core = descended(list(turned.b), share, SPD(r), squared)
+        mean = Polar(columns.mean, core.mean, across.mean)
+        gradient = math.hypot(*(part.gradient_norm for part in (columns, core, across)))
+        converged = columns.converged and core.converged and across.converged
+        certified = columns.certified & core.certified & across.certified
+    distances = _aligned_distance(total, mean, points, distance)
     return FrechetMean(
         mean=mean,
         functional=[float(share @ distances.square() / 2)],
@@ -145,6 +191,33 @@ def low_rank_mean(
         distances=distances,
         certified=certified,
     )
+
+
+def _reduced(points: Polar) -> tuple[Polar, tuple[Tensor, Tensor]]:
+    """The points in bases of the spans of all their frames, and these bases.
+
+    Both frames get the same number of rows, above r, by rows of zeros that the bases map to zero.
+    """
+    left, right = _span(points.u), _span(points.v)
+    u, v = left.mT @ points.u, right.mT @ points.v
+    rows = max(u.shape[-2], v.shape[-2], u.shape[-1] + 1)
+
+    def filled(a: Tensor) -> Tensor:
+        return torch.cat([a, a.new_zeros(len(a), rows - a.shape[-2], a.shape[-1])], dim=-2)
+
+    def widened(basis: Tensor) -> Tensor:
+        return torch.cat([basis, basis.new_zeros(len(basis), rows - basis.shape[-1])], dim=-1)
+
+    return Polar(filled(u), points.b, filled(v)), (widened(left), widened(right))
+
+
+def _span(frames: Tensor) -> Tensor:
+    """An orthonormal basis of the sum of K column spaces, [K, m, r] to [m, at most Kr]."""
+    count, m, r = frames.shape
+    if count * r >= m:
+        return torch.eye(m, dtype=frames.dtype)
+    basis: Tensor = torch.linalg.qr(frames.movedim(0, -2).reshape(m, count * r)).Q
+    return basis
 
 
 def _space(points: Sequence[Polar]) -> FixedRank:

@@ -79,7 +79,7 @@ class Stiefel(ArrayManifold):
         """[U Q] exp([A −Bᵀ; B 0]) [I; 0] (Edelman, Arias and Smith 1998, equation 2.45)."""
         x, u = broadcast(x, u)
         q = complement(x, u)
-        core = rotation_exp(_generator(skew(x.mT @ u), q.mT @ u))
+        core = rotation_exp(rotation_generator(skew(x.mT @ u), q.mT @ u))
         return torch.cat([x, q], dim=-1) @ core[..., : self.shape[1]]
 
     def _logarithm(self, x: Tensor, y: Tensor) -> Logarithm[Tensor]:
@@ -95,13 +95,8 @@ class Stiefel(ArrayManifold):
         x, y = broadcast(x, y)
         p = self.shape[1]
         q = complement(x, y)
-        q, v = _preprocess(q, _complete(torch.cat([x.mT @ y, q.mT @ y], dim=-2)), p)
-        size = v.shape[-1]
-        logs, steps = self._turn(v.reshape(-1, size, size))
-        logs, steps = logs.reshape(v.shape), steps.reshape(v.shape[:-2])
-
-        a, b = logs[..., :p, :p], logs[..., p:, :p]
-        residual = frobenius((rotation_exp(_generator(a, b)) - v)[..., :p])
+        q, v = preprocess(q, complete(torch.cat([x.mT @ y, q.mT @ y], dim=-2)), p)
+        a, b, residual, steps = self.turned(v)
         length = (frobenius(a).square() / 2 + b.square().sum(dim=(-2, -1))).sqrt()
         converged = residual <= CONVERGED * math.sqrt(p)
         return Logarithm(
@@ -113,23 +108,36 @@ class Stiefel(ArrayManifold):
             certified=converged & (length < INJECTIVITY_RADIUS),
         )
 
-    def _turn(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn the free columns of each V until log V has no lower right block; shape [N, s, s]."""
-        p = self.shape[1]
-        logs = torch.zeros_like(v)
-        steps = torch.zeros(len(v), dtype=torch.int64)
-        active = torch.arange(len(v))
+    def turned(self, v: Tensor, stall: float = _STALL) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Turn the free columns of each V, in place, until log V = [A −Bᵀ; B 0].
+
+        Args:
+            v: Rotations whose first p columns are given, contiguous, shape [..., s, s].
+            stall: Norm of the lower right block, over s, that counts as none.
+
+        Returns:
+            A, shape [..., p, p]; B, shape [..., s − p, p]; by how much their exponential misses the
+            first p columns of V, and the steps taken, both of shape [...].
+        """
+        p, size = self.shape[1], v.shape[-1]
+        flat = v.view(-1, size, size)
+        logs = torch.zeros_like(flat)
+        steps = torch.zeros(len(flat), dtype=torch.int64)
+        active = torch.arange(len(flat))
         for step in range(self.max_iterations + 1):
-            log = rotation_log(v[active])
+            log = rotation_log(flat[active])
             logs[active], steps[active] = log, step
             block = log[:, p:, p:]
-            going = frobenius(block) > _STALL * v.shape[-1]
+            going = frobenius(block) > stall * size
             active, log, block = active[going], log[going], block[going]
             if not len(active):
                 break
             turn = rotation_exp(_sylvester(log[:, p:, :p], block))
-            v[active, :, p:] = v[active, :, p:] @ turn
-        return logs, steps
+            flat[active, :, p:] = flat[active, :, p:] @ turn
+        logs = logs.reshape(v.shape)
+        a, b = logs[..., :p, :p], logs[..., p:, :p]
+        residual = frobenius((rotation_exp(rotation_generator(a, b)) - v)[..., :p])
+        return a, b, residual, steps.reshape(v.shape[:-2])
 
     def project(self, x: Tensor, u: Tensor) -> Tensor:
         """Remove the normal part: u − x sym(xᵀu)."""
@@ -152,21 +160,21 @@ class Stiefel(ArrayManifold):
         return polar(self.combine(weights, points))
 
 
-def _generator(a: Tensor, b: Tensor) -> Tensor:
+def rotation_generator(a: Tensor, b: Tensor) -> Tensor:
     """[A −Bᵀ; B 0] from A [..., p, p] and B [..., k, p]."""
     k = b.shape[-2]
     zero = b.new_zeros(*b.shape[:-2], k, k)
     return torch.cat([torch.cat([a, -b.mT], dim=-1), torch.cat([b, zero], dim=-1)], dim=-2)
 
 
-def _complete(columns: Tensor) -> Tensor:
+def complete(columns: Tensor) -> Tensor:
     """An orthogonal matrix that begins with these orthonormal columns, [..., s, p] to [..., s, s]."""
     p = columns.shape[-1]
     basis = torch.linalg.qr(columns, mode="complete").Q
     return torch.cat([columns, basis[..., p:]], dim=-1)
 
 
-def _preprocess(q: Tensor, v: Tensor, p: int) -> tuple[Tensor, Tensor]:
+def preprocess(q: Tensor, v: Tensor, p: int) -> tuple[Tensor, Tensor]:
     """Make the lower right block of V diagonal and non-negative, and det V = 1.
 
     The Procrustes preprocessing of Zimmermann and Hüper 2022: it starts the iteration
