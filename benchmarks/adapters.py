@@ -5,18 +5,19 @@
 
 Every contender runs in a process of its own, one after the other, on the same four random adapters
 of one linear layer; the time is that of the merge itself, without imports and files, the best of
-six where it is short. The 7B-shaped sets are merged by the command, files and all.
+six or more where it is short. The 7B-shaped sets are merged by the command, files and all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from measure import BIN, RESULTS, machine, measure
 
 OUTPUT = RESULTS / "adapters.json"
 RANK, ADAPTERS = 16, 4
-LONG = 20.0
-"""Seconds; a merge that takes less is run again until it has run six times, the first unheated."""
+LONG, AT_LEAST = 20.0, 5.0
+"""Seconds. What takes less than LONG runs six times or for AT_LEAST in all, the first unheated."""
+
+
+Contender = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def factors(size: int, seed: int) -> list[tuple[Any, Any]]:
@@ -61,20 +65,21 @@ def settings(method: str, **shared: Any) -> Any:
     )
 
 
-def isthmus(pairs: list[tuple[Any, Any]], method: str, space: str, rank: int) -> Callable[[], Any]:
-    """A merge by Isthmus; the dense result comes back for comparison."""
+def isthmus(pairs: list[tuple[Any, Any]], method: str, space: str, rank: int) -> Contender:
+    """A merge by Isthmus."""
     from isthmus.geometry.factored import Factored
     from isthmus.methods.adapters import merge_updates
     from isthmus.methods.registry import get_method
 
     updates = [Factored(b, a) for b, a in pairs]
     chosen = settings(method)
-    return lambda: merge_updates(
-        get_method(method), updates, chosen, space=space, rank=rank
-    ).update.matrix()
+    return (
+        lambda: merge_updates(get_method(method), updates, chosen, space=space, rank=rank),
+        lambda merged: merged.update.matrix(),
+    )
 
 
-def with_peft(pairs: list[tuple[Any, Any]], combination: str) -> Callable[[], Any]:
+def with_peft(pairs: list[tuple[Any, Any]], combination: str) -> Contender:
     """A merge by PEFT's `add_weighted_adapter`."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -91,20 +96,20 @@ def with_peft(pairs: list[tuple[Any, Any]], combination: str) -> Callable[[], An
         layer.lora_A[name].weight.data.copy_(a)
         layer.lora_B[name].weight.data.copy_(b)
 
-    def merge() -> Any:
+    def merge() -> str:
+        if "merged" in model.peft_config:
+            model.delete_adapter("merged")
         more = {"density": 0.2} if combination == "ties_svd" else {}
         model.add_weighted_adapter(
             names, [1 / ADAPTERS] * ADAPTERS, "merged", combination_type=combination,
             svd_rank=RANK, **more,
         )  # fmt: skip
-        merged = layer.get_delta_weight("merged").double()
-        model.delete_adapter("merged")
-        return merged
+        return "merged"
 
-    return merge
+    return merge, lambda name: layer.get_delta_weight(name).double()
 
 
-def knots_by_full_svd(pairs: list[tuple[Any, Any]]) -> Callable[[], Any]:
+def knots_by_full_svd(pairs: list[tuple[Any, Any]]) -> Contender:
     """KnOTS with linear as published: the SVD of all updates side by side, in float64."""
     import torch
 
@@ -115,14 +120,14 @@ def knots_by_full_svd(pairs: list[tuple[Any, Any]]) -> Callable[[], Any]:
         blocks = torch.stack((s[kept, None] * vh[kept]).chunk(ADAPTERS, dim=1))
         return u[:, kept] @ blocks.mean(dim=0)
 
-    return merge
+    return merge, lambda merged: merged
 
 
-def contender(name: str, size: int) -> Callable[[], Any]:
-    """One of the merges, ready to run."""
+def contender(name: str, size: int) -> Contender:
+    """One of the merges, ready to run, and what makes a matrix of its result."""
     pairs = factors(size, seed=size)
     total = RANK * ADAPTERS
-    makers: dict[str, Callable[[], Callable[[], Any]]] = {
+    makers: dict[str, Callable[[], Contender]] = {
         "linear, isthmus": lambda: isthmus(pairs, "linear", "core", RANK),
         "linear, peft svd": lambda: with_peft(pairs, "svd"),
         "ties, isthmus in core": lambda: isthmus(pairs, "ties", "core", RANK),
@@ -157,31 +162,31 @@ def run_one(name: str, size: int, result: Path) -> None:
     """In a process of its own: time a contender and keep its result."""
     import torch
 
-    merge = contender(name, size)
-    times = []
-    while not times or (times[0] < LONG and len(times) < 6):
+    merge, dense = contender(name, size)
+    times: list[float] = []
+    while not times or (times[0] < LONG and (len(times) < 6 or sum(times) < AT_LEAST)):
         begin = time.perf_counter()
         merged = merge()
         times.append(time.perf_counter() - begin)
-    torch.save(merged, result)
+    torch.save(dense(merged), result)
     print(json.dumps({"seconds": min(times), "runs": len(times)}))
 
 
-def contest(size: int) -> dict[str, Any]:
-    """All contenders on one size, and how far those that compute the same agree."""
+def contest(size: int, contests: Sequence[str]) -> dict[str, Any]:
+    """The contenders on one size, and how far those that compute the same agree."""
     import torch
 
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"load": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory() as folder:
         paths = {}
-        for names in CONTESTS.values():
-            for name in names:
+        for which in contests:
+            for name in CONTESTS[which]:
                 paths[name] = Path(folder) / f"{len(paths)}.pt"
                 command = [sys.executable, __file__, "--one", name, str(size), str(paths[name])]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 found[name] = json.loads(done.stdout.splitlines()[-1])
                 print(f"{size}: {name}: {found[name]}", flush=True)
-        for ours, theirs in SAME:
+        for ours, theirs in (pair for pair in SAME if pair[0] in paths):
             one, two = (torch.load(paths[n], weights_only=True) for n in (ours, theirs))
             found[ours]["error"] = float((one - two).norm() / two.norm())
     return found
@@ -238,6 +243,7 @@ def whole_set(
         lines += ["parameters: {weight: 1.0}"]
         recipe = folder / "recipe.yaml"
         recipe.write_text("\n".join(lines) + "\n")
+        load = round(os.getloadavg()[0], 2)
         usage = measure([BIN / "isthmus", "merge", recipe, folder / "out"])
         manifest = json.loads((folder / "out" / "isthmus-manifest.json").read_text())
     found = {
@@ -248,6 +254,7 @@ def whole_set(
         "layers": layers,
         "size": size,
         "notes": [note[:200] for note in manifest["notes"]],
+        "load": load,
         **usage.as_data(),
     }
     print(json.dumps(found), flush=True)
@@ -259,6 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time merges of adapters.")
     parser.add_argument("--quick", action="store_true", help="small; prints only")
     parser.add_argument("--sizes", nargs="*", type=int, default=[2048, 4096])
+    parser.add_argument("--contests", nargs="*", default=list(CONTESTS), choices=CONTESTS)
     parser.add_argument("--no-sets", action="store_true", help="leave out the 7B-shaped sets")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -271,7 +279,8 @@ def main() -> None:
         results = json.loads(OUTPUT.read_text(encoding="utf-8"))
     results["machine"] = machine()
     for one in [256] if options.quick else options.sizes:
-        results.setdefault("contests", {})[str(one)] = contest(one)
+        of_size = results.setdefault("contests", {}).setdefault(str(one), {})
+        of_size |= contest(one, options.contests)
     if not options.no_sets:
         grid = [(6, 16), (2, 16), (4, 16), (6, 4), (6, 8)]
         results["sets"] = [

@@ -21,6 +21,11 @@ def average(recipe: dict[str, Any], out: Path, *, overwrite: bool = False) -> No
     save_file(mean, out / "model.safetensors", {"format": "pt"})
 
 
+def copied(tuned: Path, base: Path, out: Path, *, rank: int, overwrite: bool) -> None:  # noqa: ARG001
+    """A stand-in for `isthmus.extract`: the fine-tune itself."""
+    shutil.copytree(tuned, out, dirs_exist_ok=overwrite)
+
+
 # Before torch is loaded: threads that spin while they wait slow down a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

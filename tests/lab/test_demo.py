@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import average
+from conftest import average, copied
 from rich.console import Console
 
 import isthmus
 from isthmus.errors import IsthmusError
-from isthmus.lab.candidates import POSITIONS, SCALES, contests
+from isthmus.lab.candidates import POSITIONS, SCALES, adapter_contests, contests
 from isthmus.lab.demo import run_demo
 from isthmus.lab.evaluate import Row, normalise
 from isthmus.lab.progress import Narrator
@@ -69,9 +69,21 @@ def test_every_method_has_the_same_number_of_tries():
     assert names["passthrough"] == "passthrough of a"
 
 
+def test_adapters_have_as_many_tries_and_become_whole_models():
+    made = adapter_contests(Path("base"), {"a": Path("A"), "b": Path("B")})
+    for contest in made:
+        assert len(contest.candidates) == len(SCALES)
+        for candidate in contest.candidates:
+            assert candidate.recipe["output"] == "full"
+            assert candidate.recipe["base_model"] == "base"
+            assert candidate.recipe["name"] == f"{contest.method} of a and b"
+
+
 def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder, monkeypatch):
     monkeypatch.setattr("isthmus.lab.demo.minilm", lambda: small_encoder)
-    first = run_demo(tmp_path, settings=tiny, merge=average, narrator=narrator, reactions=False)
+    first = run_demo(
+        tmp_path, settings=tiny, merge=average, extract=copied, narrator=narrator, reactions=False
+    )
     assert [row.name for row in first.rows] == [
         "base",
         "movies expert",
@@ -83,6 +95,8 @@ def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder
         "dare_ties",
         "slerp",
         "passthrough",
+        "geomerge",
+        "knots_ties",
     ]
     rows = {row.name: row for row in first.rows}
     assert rows["passthrough"].accuracy == rows["movies expert"].accuracy
@@ -95,6 +109,7 @@ def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder
     stages = [stage.name for stage in first.stages]
     assert "Trials of ties (3 merges, validation)" in stages
     assert "Merge by linear" in stages
+    assert "geomerge: of adapters of rank 16 taken out of the experts.\n" in said(narrator)
 
     saved = json.loads((tmp_path / "results.json").read_text())
     assert [row["name"] for row in saved["rows"]] == list(rows)
@@ -106,7 +121,7 @@ def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder
     assert expert.stat().st_mode == readable
     assert (tmp_path / "heads" / "movies.safetensors").stat().st_mode == readable
     made = expert.stat().st_mtime_ns
-    again = run_demo(tmp_path, settings=tiny, merge=average, reactions=False)
+    again = run_demo(tmp_path, settings=tiny, merge=average, extract=copied, reactions=False)
     assert expert.stat().st_mtime_ns == made
     assert [row.accuracy for row in again.rows] == [row.accuracy for row in first.rows]
     assert not any(stage.name.startswith(("Head", "Expert")) for stage in again.stages)
@@ -167,7 +182,7 @@ def test_the_reaction_models_come_with_an_explanation():
 def test_one_task_alone_is_refused(tmp_path):
     alone = DemoSettings(sizes={"movies": Sizes(1, 1, 1, 8)})
     with pytest.raises(IsthmusError, match="two tasks"):
-        run_demo(tmp_path, merge=average, settings=alone)
+        run_demo(tmp_path, merge=average, extract=copied, settings=alone)
 
 
 def test_stages_are_timed_and_told_in_plain_lines(narrator):

@@ -17,7 +17,7 @@ def command(
 
     A sentence encoder is fine-tuned on movie reviews, news topics and tweets. The three experts
     are merged by every method, each merged encoder is tested on each task, and a table and
-    report.html show what was kept. Then two real fine-tunes of a chemistry model are merged, loaded
+    report.html show what was kept. Adapters taken out of the experts are merged too. Then two real fine-tunes of a chemistry model are merged, loaded
     and run. Takes under five minutes on two quiet cores; a second run reuses heads and experts,
     and tests again.
 
@@ -27,6 +27,6 @@ def command(
     from isthmus.lab.demo import run_demo
     from isthmus.reports.html import write_demo_report
 
-    results = run_demo(output, merge=isthmus.merge)
+    results = run_demo(output, merge=isthmus.merge, extract=isthmus.extract)
     write_demo_report(results, output / "report.html")
     typer.echo(f"The report is {output / 'report.html'}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,13 @@ POSITIONS = (0.25, 0.5, 0.75)
 
 DENSITY = 0.2
 """Share of a task vector that sparse methods keep: what the TIES paper keeps."""
+
+
+ADAPTER_RANK = 16
+"""Rank of the adapters that are taken out of the experts."""
+
+MEAN_SCALES = (1.0, 2.0, 3.0)
+"""Values of lambda for means, which are a third as long as sums of three: as many as SCALES."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,13 @@ class Contest:
         method: The merge method.
         tasks: The tasks whose experts take part; validation looks at these alone.
         candidates: At least one.
+        note: What the reader must know, or nothing.
     """
 
     method: str
     tasks: tuple[str, ...]
     candidates: tuple[Candidate, ...]
+    note: str = ""
 
 
 def contests(base: Path, experts: Mapping[str, Path]) -> list[Contest]:
@@ -79,6 +88,27 @@ def contests(base: Path, experts: Mapping[str, Path]) -> list[Contest]:
     return made
 
 
+def adapter_contests(base: Path, adapters: Mapping[str, Path]) -> list[Contest]:
+    """Merges of adapters that were taken out of the experts, added to the base.
+
+    Args:
+        base: The encoder that the experts were fine-tuned from.
+        adapters: Folder of each task's adapter; two or more.
+    """
+
+    def contest(method: str, scales: Sequence[float], **parameters: float) -> Contest:
+        made = _task_vectors(method, base, adapters, scales, **parameters)
+        for candidate in made.candidates:
+            candidate.recipe["output"] = "full"
+            candidate.recipe["name"] = f"{method} of {listed(made.tasks)}"
+        return replace(made, note=f"of adapters of rank {ADAPTER_RANK} taken out of the experts")
+
+    return [
+        contest("geomerge", MEAN_SCALES),
+        contest("knots_ties", SCALES, density=DENSITY),
+    ]
+
+
 def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     *most, last = words
@@ -86,7 +116,11 @@ def listed(words: Sequence[str]) -> str:
 
 
 def _task_vectors(
-    method: str, base: Path, experts: Mapping[str, Path], **parameters: float
+    method: str,
+    base: Path,
+    experts: Mapping[str, Path],
+    scales: Sequence[float] = SCALES,
+    **parameters: float,
 ) -> Contest:
     return Contest(
         method,
@@ -104,7 +138,7 @@ def _task_vectors(
                     "parameters": {"lambda": scale},
                 },
             )
-            for scale in SCALES
+            for scale in scales
         ),
     )
 

@@ -8,17 +8,15 @@ The design, and why its comparisons are fair:
    **experts**.
 3. Experts are merged by every method. Each merged encoder is judged on every task, under the same
    heads. So all rows of the table differ in the encoder and in nothing else.
-4. Coefficients (lambda, t) are chosen on validation examples, from grids of one size, and the
+4. Adapters of low rank are taken out of the experts, merged, and added to the base again.
+5. Coefficients (lambda, t) are chosen on validation examples, from grids of one size, and the
    table shows accuracies on test examples, which none of these choices saw.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,8 +24,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import IsthmusError
-from isthmus.lab.candidates import Contest, contests, listed
+from isthmus.lab.candidates import ADAPTER_RANK, Contest, adapter_contests, contests, listed
 from isthmus.lab.evaluate import Accuracies, Row, evaluate, normalise
+from isthmus.lab.machine import environment, let_threads_sleep, torch_threads
 from isthmus.lab.packaged import minilm
 from isthmus.lab.progress import Narrator
 from isthmus.lab.results import Choice, DemoResults
@@ -41,24 +40,29 @@ if TYPE_CHECKING:
 Merge = Callable[..., Any]
 """``merge(recipe, output_folder, overwrite=True)``, as `isthmus.merge`."""
 
+Extract = Callable[..., Any]
+"""``extract(tuned, base, output_folder, rank=..., overwrite=True)``, as `isthmus.extract`."""
+
 
 def run_demo(
     output: Path,
     *,
     merge: Merge,
+    extract: Extract,
     settings: DemoSettings | None = None,
     narrator: Narrator | None = None,
     reactions: bool = True,
 ) -> DemoResults:
     """Fine-tune experts, merge them by every method, and print and save what came out.
 
-    Writes ``experts/``, ``heads/``, ``merged/`` and ``results.json`` into the output folder.
+    Writes ``experts/``, ``heads/``, ``adapters/``, ``merged/`` and ``results.json`` into the output folder.
     Experts and heads of an earlier run with the same settings are reused; merges and tests are
     made anew.
 
     Args:
         output: Folder to write to; made if it is missing.
         merge: Merges a recipe into a folder: `isthmus.merge`, which lies on a floor above.
+        extract: Takes an adapter out of a fine-tune: `isthmus.extract`.
         settings: Sizes, rates and seeds; by default those that take under five minutes on
             two quiet cores.
         narrator: Shows the progress; on standard output by default.
@@ -73,10 +77,10 @@ def run_demo(
         raise IsthmusError("The demo needs two tasks at least.", "Add a task to settings.sizes.")
     output.mkdir(parents=True, exist_ok=True)
     base = minilm()
-    _let_threads_sleep()
+    let_threads_sleep()
     with narrator.stage("Starting torch and transformers"):
         from isthmus.lab.experts import Workshop, load_tasks
-    with _threads(settings.threads):
+    with torch_threads(settings.threads):
         with narrator.stage("Reading texts and the base encoder"):
             tasks = load_tasks(settings)
             workshop = Workshop(base, output, settings, narrator)
@@ -86,7 +90,8 @@ def run_demo(
         rows, expert_accuracy = _rows_before_merging(bench, experts)
         on_validation = bench.validation_of_experts(experts)
         choices: dict[str, Choice] = {}
-        for contest in contests(base, experts):
+        adapters = _adapters(base, experts, output / "adapters", extract, narrator)
+        for contest in [*contests(base, experts), *adapter_contests(base, adapters)]:
             folder, seconds, choice = _hold(contest, output / "merged", merge, bench, on_validation)
             accuracy = bench.test(folder, contest.method)
             rows.append(
@@ -113,12 +118,23 @@ def run_demo(
         rows=tuple(rows),
         choices=choices,
         stages=tuple(narrator.stages),
-        environment=_environment(settings),
+        environment=environment(settings.threads),
         reactions=chemistry,
     )
     results.write(output / "results.json")
     _tell(results, narrator)
     return results
+
+
+def _adapters(
+    base: Path, experts: Mapping[str, Path], folder: Path, extract: Extract, narrator: Narrator
+) -> dict[str, Path]:
+    """A LoRA adapter out of each expert."""
+    with narrator.stage("Adapters out of the experts", len(experts)) as advance:
+        for name, expert in experts.items():
+            extract(expert, base, folder / name, rank=ADAPTER_RANK, overwrite=True)
+            advance(1)
+    return {name: folder / name for name in experts}
 
 
 @dataclass(frozen=True)
@@ -211,6 +227,8 @@ def _hold(
 def _note(contest: Contest, choice: Choice, tasks: tuple[str, ...]) -> str:
     """What the reader must know about the method's line; stands below the table."""
     notes = [] if choice.validation else [choice.setting]
+    if contest.note:
+        notes.append(contest.note)
     if contest.tasks != tasks:
         noun = "expert" if len(contest.tasks) == 1 else "experts"
         notes.append(f"of the {listed(contest.tasks)} {noun} only")
@@ -222,41 +240,6 @@ def _stage_name(contest: Contest) -> str:
     if total == 1:
         return f"Merge by {contest.method}"
     return f"Trials of {contest.method} ({total} merges, validation)"
-
-
-def _let_threads_sleep() -> None:
-    """Have OpenMP's threads sleep while they wait for each other.
-
-    They spin by default, and on a machine that other programs use too a run then takes several
-    times as long. The variable is read when torch is loaded; a user's own choice stays.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Give torch so many threads for a while: sums of another order have other last bits."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _environment(settings: DemoSettings) -> dict[str, str]:
-    import torch
-    import transformers
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "machine": platform.machine(),
-        "threads": str(settings.threads),
-    }
 
 
 def _tell(results: DemoResults, narrator: Narrator) -> None:

@@ -135,6 +135,32 @@ def fine_tune(
         parameter.requires_grad_(False)
     for parameter in trained:
         parameter.requires_grad_(True)
+    return descend(encoder, trained, head, part, max_length, settings, advance)
+
+
+def descend(
+    encoder: Encoder,
+    trained: Sequence[nn.Parameter],
+    head: Head,
+    part: Part,
+    max_length: int,
+    settings: FineTuning,
+    advance: Advance | None = None,
+) -> float:
+    """Train some parameters of an encoder in place, under a head that stays as it is.
+
+    Args:
+        encoder: Changed in place; a wrapper of its model, such as PEFT's, will do.
+        trained: The parameters that AdamW moves; those that need a gradient.
+        head: Turns features into logits ``[B, C]``; never trained here.
+        part: Training examples.
+        max_length: Number of tokens after which a text is cut.
+        settings: Epochs, rates and seed.
+        advance: Told how many examples a step has done.
+
+    Returns:
+        Mean loss over the last tenth of the steps.
+    """
     tokens = encoder.tokenize(part.texts, max_length)
     labels = torch.tensor(part.labels)
     lengths = [len(numbers) for numbers in tokens]

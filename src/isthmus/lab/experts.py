@@ -56,17 +56,23 @@ class Workshop:
         output: Heads go to ``heads/``, experts to ``experts/`` in it.
         settings: How to train.
         narrator: Told of stages.
+        encoder: The base, if it is loaded already.
     """
 
     def __init__(
-        self, base: Path, output: Path, settings: DemoSettings, narrator: Narrator
+        self,
+        base: Path,
+        output: Path,
+        settings: DemoSettings,
+        narrator: Narrator,
+        encoder: Encoder | None = None,
     ) -> None:
         self.base = base
-        self.encoder = Encoder.load(base)
+        self.encoder = Encoder.load(base) if encoder is None else encoder
         self._output = output
         self._settings = settings
         self._narrator = narrator
-        self._base_hash = file_hash(base / "model.safetensors")
+        self.base_hash = file_hash(base / "model.safetensors")
 
     def head(self, task: Task) -> Head:
         """The task's linear probe on features of the base."""
@@ -103,7 +109,7 @@ class Workshop:
         """Everything that a head depends on; the texts by their hash."""
         return {
             "format": _FORMAT,
-            "base": self._base_hash,
+            "base": self.base_hash,
             "task": task.name,
             "training_data": content_key(asdict(task.train)),
             "max_length": task.max_length,

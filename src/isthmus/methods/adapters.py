@@ -79,15 +79,19 @@ def merge_updates(
         MethodError: if the method cannot merge adapters or not in this space, the updates differ in
             shape or hold NaN or infinity, or the settings admit no merge.
     """
+    from isthmus.geometry.linalg import one_thread
+
     space = _known_space(method, space)
     _check(updates, rank)
-    if method.adapters_only:
-        return method.merge_low_rank(updates, settings, rank)
-    coefficients = method.coefficients(settings)
-    if coefficients is not None:
-        return LowRankMerge(*stacked(updates, coefficients).recompressed(rank))
-    updates = [update.double() for update in updates]
-    return _MERGES[space](method, updates, settings, rank)
+    # On matrices this small more threads lose time, and would change the last bits.
+    with one_thread():
+        if method.adapters_only:
+            return method.merge_low_rank(updates, settings, rank)
+        coefficients = method.coefficients(settings)
+        if coefficients is not None:
+            return LowRankMerge(*stacked(updates, coefficients).recompressed(rank))
+        updates = [update.double() for update in updates]
+        return _MERGES[space](method, updates, settings, rank)
 
 
 def merge_vectors(method: Method, vectors: Sequence[Tensor | None], settings: Settings) -> Tensor:

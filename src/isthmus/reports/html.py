@@ -1,7 +1,8 @@
-"""The demo's report: one HTML file that needs no other file and no network."""
+"""HTML reports: one file that needs no other file and no network. The demo's is here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from isthmus.lab.candidates import Recipe
+from isthmus.lab.evaluate import Row
 from isthmus.lab.results import DemoResults
 from isthmus.lab.tables import WHY_THE_BASE_WINS, cell, label, remarks
 from isthmus.reports.html_figures import accuracy_figure
@@ -24,6 +27,20 @@ def demo_report(results: DemoResults, output: Path | None = None) -> str:
         results: What `isthmus.lab.demo.run_demo` returned.
         output: The folder that it wrote to; paths in it are shown relative to it.
     """
+    return render(
+        "demo.html.jinja",
+        results=results,
+        figure=figure_markup(results.rows, results.tasks),
+        cell=cell,
+        label=label,
+        remarks=list(remarks(results)),
+        why_the_base_wins=WHY_THE_BASE_WINS,
+        as_yaml=lambda recipe: recipe_yaml(recipe, output),
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill one of the HTML templates; every value in it is escaped, except markup."""
     environment = Environment(
         loader=PackageLoader("isthmus.reports"),
         autoescape=True,
@@ -31,18 +48,17 @@ def demo_report(results: DemoResults, output: Path | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    figure = accuracy_figure(results.rows, results.tasks)
-    return environment.get_template("demo.html.jinja").render(
-        results=results,
-        figure=Markup(figure),  # noqa: S704 (drawn here; labels are escaped by the SVG writer)
-        cell=cell,
-        label=label,
-        remarks=list(remarks(results)),
-        why_the_base_wins=WHY_THE_BASE_WINS,
-        as_yaml=lambda recipe: yaml.safe_dump(
-            _with_short_paths(recipe, output), sort_keys=False, allow_unicode=True
-        ),
-    )
+    return environment.get_template(template).render(**values)
+
+
+def figure_markup(rows: Sequence[Row], tasks: Sequence[str]) -> Markup:
+    """The figure of normalised accuracies, to stand in a page."""
+    return Markup(accuracy_figure(rows, tasks))  # noqa: S704 (the SVG writer escapes labels)
+
+
+def recipe_yaml(recipe: Recipe, output: Path | None) -> str:
+    """A recipe as YAML, with paths that mean something on other machines too."""
+    return yaml.safe_dump(_with_short_paths(recipe, output), sort_keys=False, allow_unicode=True)
 
 
 def write_demo_report(results: DemoResults, path: Path) -> None:
