@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from isthmus.errors import MethodError, NonFiniteError, PlanError, RecipeError
 from isthmus.methods.registry import METHODS
 
 from .adapters import DOWN, SHAPES, Q, close, updates, write_adapter
-from .models import WIDTH, contents, family, recipe, refused
+from .models import WIDTH, contents, family, recipe, refused, write_model
 
 MERGING = [name for name, method in METHODS.items() if method.spaces]
 
@@ -166,6 +167,20 @@ def test_a_whole_model_is_the_base_and_the_merged_adapter(three, tmp_path):
     assert not verify(tmp_path / "full").problems
 
 
+def test_modules_that_are_named_with_and_without_a_prefix_are_one(three, tmp_path):
+    base, *_ = family(tmp_path / "models", 1)
+    other = tmp_path / "other"
+    shutil.copytree(three[1], other)
+    state = load_file(other / "adapter_model.safetensors")
+    bare = {name.replace("model.model.layers", "model.layers"): v for name, v in state.items()}
+    save_file(bare, other / "adapter_model.safetensors", {"format": "pt"})
+    for name, second in (("plain", three[1]), ("bare", other)):
+        content = whole("task_arithmetic", [three[0], second], base=base, output="full")
+        isthmus.merge(content, tmp_path / name)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "bare")]
+    assert files[0] == files[1]
+
+
 class TestStoredInFull:
     """modules_to_save."""
 
@@ -202,6 +217,44 @@ class TestStoredInFull:
         content = whole("linear", [one, two], tensors="common")
         outcome = isthmus.merge(content, tmp_path / "out")
         assert any("score.weight" in note for note in outcome.notes)
+
+    def test_is_refused_beside_a_low_rank_update_of_the_same(self, tmp_path):
+        full = {f"{Q}.weight": torch.zeros(WIDTH, WIDTH)}
+        one = write_adapter(tmp_path / "one", 1, modules=(DOWN,), saved=full)
+        two = write_adapter(tmp_path / "two", 2)
+        base, *_ = family(tmp_path / "models", 1)
+        for output in ("adapter", "full"):
+            content = whole("linear", [one, two], base_model=str(base), output=output)
+            assert "base+adapter" in refused(content, tmp_path / "out", PlanError)
+
+    def test_a_bias_beside_an_added_bias_is_not_lost(self, tmp_path):
+        name = "model.layers.0.self_attn.q_proj.bias"
+        models = family(tmp_path / "models", 1)
+        state = load_file(models[0] / "model.safetensors")
+        base = write_model(tmp_path / "base", state | {name: torch.zeros(WIDTH)})
+        one = write_adapter(tmp_path / "one", 1, saved={name: torch.ones(WIDTH)}, bias="all")
+        two = write_adapter(tmp_path / "two", 2, modules=(Q,), lora_bias=True)
+        file = two / "adapter_model.safetensors"
+        more = {f"base_model.model.{Q}.lora_B.bias": torch.ones(WIDTH)}
+        save_file(load_file(file) | more, file)
+        content = whole("linear", [one, two], base_model=str(base), output="full")
+        assert name in refused(content, tmp_path / "out", PlanError)
+        isthmus.merge(content | {"output": "adapter"}, tmp_path / "out")
+        state = load_file(tmp_path / "out/adapter_model.safetensors")
+        assert torch.allclose(state[f"base_model.model.{Q}.base_layer.bias"], torch.tensor(0.5))
+        assert torch.allclose(state[f"base_model.model.{Q}.lora_B.bias"], torch.tensor(1.0))
+
+    def test_what_is_left_out_is_not_announced(self, tmp_path):
+        one = write_adapter(
+            tmp_path / "one", 1, saved={"score.weight": self.head}, task_type="SEQ_CLS"
+        )
+        two = write_adapter(
+            tmp_path / "two", 2, saved={"score.weight": self.head[:1]}, task_type="SEQ_CLS"
+        )
+        isthmus.merge(whole("linear", [one, two], tensors="common"), tmp_path / "out")
+        config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+        assert not config["modules_to_save"]
+        assert "task_type" not in config
 
     def test_of_different_shapes_is_refused(self, tmp_path):
         one = write_adapter(tmp_path / "one", 1, saved={"score.weight": self.head})
@@ -294,6 +347,17 @@ class TestRefusals:
         assert "99" in message
         assert f"Ask for {WIDTH}" in message
 
+    def test_a_rank_for_cat(self, three, tmp_path):
+        assert "cat" in refused(whole("cat", three, rank=3), tmp_path / "out", PlanError)
+
+    @pytest.mark.parametrize("output", ["adapter", "full"])
+    def test_a_base_of_another_width(self, three, tmp_path, output):
+        state = {f"{m}.weight": torch.zeros(8, 8) for m in SHAPES} | {"x": torch.zeros(1)}
+        base = write_model(tmp_path / "narrow", state)
+        content = whole("linear", three, base_model=str(base), output=output)
+        message = refused(content, tmp_path / "out")
+        assert "trained on another model" in message
+
     def test_whole_output_without_a_base(self, three, tmp_path):
         content = whole("linear", three, output="full")
         assert "base_model" in refused(content, tmp_path / "out", PlanError)
@@ -321,4 +385,6 @@ class TestRefusals:
     @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
     def test_half_an_adapter(self, three, tmp_path, missing):
         (three[0] / missing).unlink()
-        refused(whole("linear", three), tmp_path / "out")
+        message = refused(whole("linear", three), tmp_path / "out")
+        assert missing in message
+        assert "one" in message

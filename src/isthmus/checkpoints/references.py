@@ -7,6 +7,7 @@ from pathlib import Path
 
 from isthmus.checkpoints.adapted import AdaptedCheckpoint
 from isthmus.checkpoints.adapter import ADAPTER_CONFIG, open_adapter
+from isthmus.checkpoints.adapter_files import ADAPTER_WEIGHTS
 from isthmus.checkpoints.base import Checkpoint
 from isthmus.checkpoints.folder import open_file, open_folder, preferred_weights
 from isthmus.checkpoints.hub import fetch, is_hub_reference
@@ -57,6 +58,11 @@ def find_adapter(reference: str, *, root: Path | None = None, fetching: bool = T
         return None
     names = {entry.name for entry in path.iterdir()}
     if ADAPTER_CONFIG not in names:
+        if preferred_weights(names) is None and names & {*ADAPTER_WEIGHTS}:
+            raise CheckpointError(
+                f"{path} holds the weights of an adapter, but no {ADAPTER_CONFIG}",
+                "Its scale is not known without. Download the adapter again.",
+            )
         return None
     # A whole model may lie beside its adapter; and transformers names the index of an adapter's
     # shards as it names a model's.

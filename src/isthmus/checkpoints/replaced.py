@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from isthmus.checkpoints.adapter import Adapter
@@ -15,14 +17,16 @@ class ReplacedTensors(Checkpoint):
 
     Args:
         adapter: Stays open; closing this does not close it.
+        names: What the tensors are called here, and in the adapter.
     """
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Adapter, names: Mapping[str, str]) -> None:
         self.label = adapter.label
         self.path = adapter.path
+        self._stored = {name: adapter.replaced[own] for name, own in names.items()}
         self.tensors = {
             name: TensorInfo(name, stored.dtype, stored.shape)
-            for name, stored in adapter.replaced.items()
+            for name, stored in self._stored.items()
         }
         self.tied = {}
         self.tied_by_file = {}
@@ -33,7 +37,7 @@ class ReplacedTensors(Checkpoint):
 
     def read(self, name: str, start: int, out: FloatArray) -> None:
         """Decode a range; see `Checkpoint`."""
-        self._adapter.read(self._adapter.replaced[name], start, out)
+        self._adapter.read(self._stored[name], start, out)
 
     def read_stored(
         self, name: str, start: int, stop: int, out: StorageArray | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,6 +27,8 @@ from isthmus.engine.remarks import some
 from isthmus.engine.streams import Operand
 from isthmus.engine.tasks import ApplyTask, CarryTask, MergeTask, Task, UpdateTask
 from isthmus.errors import PlanError
+from isthmus.methods.cat import CAT
+from isthmus.methods.geomerge import GEOMERGE
 from isthmus.methods.method import BaseUse, Method
 from isthmus.recipes import Depths, Recipe
 
@@ -101,20 +103,28 @@ class _Planner:
     # Modules
 
     @cached_property
+    def _module_names(self) -> tuple[Mapping[str, str], ...]:
+        """For each adapter: the modules that it changes, by their names in the output."""
+        return _common_names([expert.updates for expert in self.experts])
+
+    @cached_property
     def merges(self) -> tuple[ModuleMerge, ...]:
         """One for each module that an adapter changes, those of the first adapter first."""
-        modules = dict.fromkeys(module for expert in self.experts for module in expert.updates)
+        modules = dict.fromkeys(module for names in self._module_names for module in names)
         if not modules:
             raise PlanError("the adapters change no module by a low-rank update")
         return tuple(map(self._merge, modules))
 
     @cached_property
     def _depths(self) -> Depths:
-        updated = [f"{module}.weight" for expert in self.experts for module in expert.updates]
+        updated = [f"{module}.weight" for names in self._module_names for module in names]
         return Depths([*dict.fromkeys(updated), *self._saved_names])
 
     def _merge(self, module: str) -> ModuleMerge:
-        updates = [expert.updates.get(module) for expert in self.experts]
+        updates = [
+            expert.updates[names[module]] if module in names else None
+            for expert, names in zip(self.experts, self._module_names, strict=True)
+        ]
         parts = tuple(
             None if update is None else Part(expert, update)
             for expert, update in zip(self.experts, updates, strict=True)
@@ -125,7 +135,7 @@ class _Planner:
         if self.recipe.rank is not None:
             rank = min(self.recipe.rank, *pattern.shape)
         else:
-            rank = sum(ranks) if self.method.name == "cat" else max(ranks)
+            rank = sum(ranks) if self.method is CAT else max(ranks)
         name = f"{module}.weight"
         return ModuleMerge(
             module=module,
@@ -138,6 +148,12 @@ class _Planner:
 
     def require_rank(self) -> None:
         """The asked rank is one that a module can have."""
+        if self.recipe.rank is not None and self.method is CAT:
+            raise PlanError(
+                "cat keeps all factors, so that its rank is the sum of theirs; "
+                f"rank: {self.recipe.rank} cannot change it",
+                "Remove rank, or write merge_method: task_arithmetic, which is cut to it.",
+            )
         most = max(min(merge.shape) for merge in self.merges)
         if self.recipe.rank is not None and self.recipe.rank > most:
             raise PlanError(
@@ -154,11 +170,12 @@ class _Planner:
 
     @cached_property
     def _saved_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for expert in self.experts for name in expert.replaced))
+        return tuple(dict.fromkeys(name for view in self._views for name in view.tensors))
 
     @cached_property
     def _views(self) -> tuple[ReplacedTensors, ...]:
-        return tuple(ReplacedTensors(expert) for expert in self.experts)
+        names = _common_names([expert.replaced for expert in self.experts])
+        return tuple(map(ReplacedTensors, self.experts, names))
 
     @cached_property
     def _base_names(self) -> Mapping[str, str]:
@@ -200,6 +217,13 @@ class _Planner:
 
     def _obstacle(self, name: str) -> tuple[str, str] | None:
         """Why a tensor that adapters store in full cannot be merged, and the cure."""
+        module, _, part = name.rpartition(".")
+        if part == "weight" and any(merge.module == module for merge in self.merges):
+            return (
+                f"{module} is stored in full by one adapter and changed by low rank in another, and no "
+                "adapter can hold both",
+                "Merge whole models instead: list each as base+adapter.",
+            )
         of_base = self._of_base(name)
         shapes = {v.label: list(v.tensors[name].shape) for v in self._views if name in v.tensors}
         lacking = [view.label for view in self._views if name not in view.tensors]
@@ -231,10 +255,11 @@ class _Planner:
         left_out = sorted({*self._saved_names} - {task.output.name for task in self.saved})
         if left_out:
             yield f"left out, because it is not in all adapters or of different shapes: {some(left_out)}"
-        for expert in self.experts:
-            absent = [merge.module for merge in self.merges if merge.module not in expert.updates]
+        counts = "it takes no part" if self.method is GEOMERGE else "its update counts as zero"
+        for expert, names in zip(self.experts, self._module_names, strict=True):
+            absent = [merge.module for merge in self.merges if merge.module not in names]
             if absent:
-                yield f"{expert.label} does not change {some(absent)}: its update there counts as zero"
+                yield f"{expert.label} does not change {some(absent)}: there {counts}"
 
     # Plans
 
@@ -248,7 +273,19 @@ class _Planner:
             UpdateTask(merge, tensors.factors[merge.module]) for merge in self.merges
         ]
         tasks += [replace(task, output=tensors.replaced[task.output.name]) for task in self.saved]
-        modules = {m for expert in self.experts for m in expert.config.get("modules_to_save") or ()}
+        if self.base is not None:
+            self._on_base(self.base)  # which refuses another model's
+        saved = [task.output.name.rpartition(".")[0] for task in self.saved]
+        modules = {
+            module
+            for expert in self.experts
+            for module in expert.config.get("modules_to_save") or ()
+            if any(f".{name}".endswith(f".{module}") for name in saved)
+        }
+        config = dict(donor.config)
+        if len(self.saved) < len(self._saved_names):
+            # PEFT expects a stored head of an adapter for such a task, and finds none.
+            config.pop("task_type", None)
         return self._plan(
             tasks=tuple(tasks),
             layout=ShardLayout.plan(
@@ -257,23 +294,37 @@ class _Planner:
             donor=donor,
             makes_adapter=True,
             base_name=self.recipe.base_model or donor.config.get("base_model_name_or_path"),
-            texts={"adapter_config.json": adapter_config(donor.config, said, sorted(modules))},
+            texts={"adapter_config.json": adapter_config(config, said, sorted(modules))},
         )
+
+    def _on_base(self, base: Checkpoint) -> tuple[AdaptedCheckpoint, MergedAdapter]:
+        """The base with the merged adapter added, computed when it is read.
+
+        Raises:
+            CheckpointError: if the base lacks a module, or has it in another shape.
+        """
+        label = self.recipe.name or "the merged adapter"
+        adapter = MergedAdapter(label, self.experts[0], self.merges)
+        return AdaptedCheckpoint(base, adapter, label=f"{base.label}+{label}"), adapter
 
     def model(self, max_shard_size: int) -> Plan:
         """The plan of the base model with the merged adapter added."""
         base = self.base
         assert base is not None
         check_sidecars(base)
-        label = self.recipe.name or "the merged adapter"
-        adapter = MergedAdapter(label, self.experts[0], self.merges)
-        adapted = AdaptedCheckpoint(base, adapter, label=f"{base.label}+{label}")
+        adapted, adapter = self._on_base(base)
         merges = {merge.module: merge for merge in self.merges}
         saved = {self._base_names.get(t.output.name, t.output.name): t for t in self.saved}
         dtype = out_dtype(self.recipe)
         tasks: list[Task] = []
         for name, info in adapted.tensors.items():
             output = converted(info, dtype)
+            if name in saved and name in adapted.modules:
+                raise PlanError(
+                    f"{name} is stored in full by one adapter and added to by another",
+                    "Merge into an adapter (without output: full), and then apply it: a passthrough "
+                    "recipe with base+adapter.",
+                )
             if name in saved:
                 tasks.append(replace(saved.pop(name), output=output))
             elif name in adapted.modules:
@@ -316,6 +367,22 @@ class _Planner:
         widest = max(dtype.itemsize for dtype in found)
         candidates = [dtype for dtype in found if dtype.itemsize == widest]
         return candidates[0] if len(candidates) == 1 else Dtype.F32
+
+
+def _common_names(models: Sequence[Collection[str]]) -> tuple[Mapping[str, str], ...]:
+    """Names that several models share but for prefixes, as `align_names` finds them.
+
+    Returns:
+        For each model its own names, by those of the first model that has them.
+    """
+    known: list[str] = []
+    found = []
+    for names in models:
+        aligned = align_names(known, names)
+        new = {name: name for name in names if name not in set(aligned.values())}
+        known += new
+        found.append({**aligned, **new})
+    return tuple(found)
 
 
 def _base_name(adapter: Adapter) -> str:

@@ -186,5 +186,7 @@ class Worker:
 def _overflow(output: TensorInfo) -> NonFiniteError:
     return NonFiniteError(
         f"the merged tensor {output.name} overflows {output.dtype.torch_name}",
-        "Write out_dtype: bfloat16 or float32 in the recipe, or use smaller weights.",
+        "Use smaller weights."
+        if output.dtype.itemsize >= Dtype.F32.itemsize
+        else "Write out_dtype: bfloat16 or float32 in the recipe, or use smaller weights.",
     )

@@ -432,8 +432,8 @@ def _may_be_adapters(entries: Iterable[ModelEntry], root: Path | None) -> bool:
             or is_hub_reference(entry.model)
             for entry in entries
         )
-    except CheckpointError:
-        return False
+    except CheckpointError:  # which opening it will raise again
+        return True
 
 
 def _experts(
