@@ -132,10 +132,12 @@ class _Planner:
         _require_alike(module, [part for part in parts if part is not None])
         ranks = [update.rank for update in updates if update is not None]
         pattern = next(update for update in updates if update is not None)
-        if self.recipe.rank is not None:
+        if self.method is CAT:
+            rank = sum(ranks)
+        elif self.recipe.rank is not None:
             rank = min(self.recipe.rank, *pattern.shape)
         else:
-            rank = sum(ranks) if self.method is CAT else max(ranks)
+            rank = max(ranks)
         name = f"{module}.weight"
         return ModuleMerge(
             module=module,
@@ -148,10 +150,11 @@ class _Planner:
 
     def require_rank(self) -> None:
         """The asked rank is one that a module can have."""
-        if self.recipe.rank is not None and self.method is CAT:
+        largest = max(self.merges, key=lambda merge: merge.rank)
+        if self.method is CAT and (self.recipe.rank or largest.rank) < largest.rank:
             raise PlanError(
-                "cat keeps all factors, so that its rank is the sum of theirs; "
-                f"rank: {self.recipe.rank} cannot change it",
+                f"cat keeps all factors, {largest.rank} of them in {largest.module}, and "
+                f"rank: {self.recipe.rank} is less",
                 "Remove rank, or write merge_method: task_arithmetic, which is cut to it.",
             )
         most = max(min(merge.shape) for merge in self.merges)
