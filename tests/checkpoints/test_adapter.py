@@ -18,15 +18,20 @@ from isthmus.errors import CheckpointError
 from .files import numbers, save
 
 
-def gpt2() -> torch.nn.Module:
+def gpt2(**more: Any) -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     # Square attention weights, stored inputs first.
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=50, n_embd=32, n_head=2, n_layer=2, n_positions=16, bos_token_id=0, eos_token_id=0
+            vocab_size=50, n_embd=32, n_head=2, n_layer=2, n_positions=16, bos_token_id=0,
+            eos_token_id=0, **more,
         )
     )  # fmt: skip
+
+
+def untied_gpt2() -> torch.nn.Module:
+    return gpt2(tie_word_embeddings=False)
 
 
 def llama(**more: Any) -> torch.nn.Module:
@@ -122,9 +127,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "embedding": (llama, {"target_modules": ["embed_tokens", "lm_head"], "r": 4, "lora_alpha": 3}),
-    "tied embedding": (tied_llama, {"target_modules": ["embed_tokens"], "r": 4}),
+    "tied embedding without a head": (bert, {"target_modules": ["word_embeddings"], "r": 4}),
+    "negative alpha": (llama, {"target_modules": ["q_proj"], "lora_alpha": -3}),
     "Conv1D": (gpt2, {"target_modules": ["c_attn", "c_proj", "c_fc"], "r": 4, "lora_alpha": 7}),
-    "Conv1D and embedding": (gpt2, {"target_modules": ["wte", "c_proj"], "r": 3}),
+    "Conv1D and embedding": (untied_gpt2, {"target_modules": ["wte", "c_proj"], "r": 3}),
     "whole modules": (
         llama,
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "norm"]},
@@ -299,6 +305,11 @@ def test_a_folder_with_a_plus_in_its_name(copy: Path) -> None:
         ({"r": 4}, "have shapes .* says that their rank is 4"),
         ({"r": 0}, "r in adapter_config.json is 0"),
         ({"r": "8"}, "r in adapter_config.json is '8'"),
+        ({"r": -8}, "r in adapter_config.json is -8"),
+        ({"lora_alpha": -1e39}, r"lora_alpha in adapter_config.json is -1e\+39"),
+        ({"modules_to_save": 5}, "modules_to_save in adapter_config.json is 5"),
+        ({"modules_to_save": "norm"}, "modules_to_save in adapter_config.json is 'norm'"),
+        ({"modules_to_save": ["norm", 5]}, "modules_to_save in adapter_config.json is"),
         ({"lora_alpha": None}, "lora_alpha in adapter_config.json is None"),
         ({"lora_alpha": 10**400}, "lora_alpha in adapter_config.json is 1000"),
         ({"lora_alpha": 1e39}, r"lora_alpha in adapter_config.json is 1e\+39"),
@@ -320,7 +331,30 @@ def test_adapters_that_cannot_be_applied(
     assert "adapter" in caught.value.problem
 
 
+def test_an_alpha_of_zero_is_no_update(copy: Path) -> None:
+    edit(copy, lora_alpha=0)
+    base, both = open_checkpoint("base", root=copy), together(copy)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    np.testing.assert_array_equal(numbers(both, name), numbers(base, name))
+
+
+def test_what_the_configuration_is_to_say_is_said(copy: Path) -> None:
+    for settings, cure in (
+        ({"r": 0}, "a positive whole number: correct r or rank_pattern there"),
+        ({"r": 8, "lora_alpha": math.nan}, "correct lora_alpha or alpha_pattern there"),
+    ):
+        edit(copy, **settings)
+        with pytest.raises(CheckpointError) as caught:
+            together(copy)
+        assert cure in (caught.value.cure or "")
+
+
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def make_whole(tensors: dict[str, np.ndarray]) -> None:
+    for x in "AB":
+        tensors[f"{Q}.lora_{x}.weight"] = tensors[f"{Q}.lora_{x}.weight"].astype(np.int32)
 
 
 def lose_half(tensors: dict[str, np.ndarray]) -> None:
@@ -366,6 +400,7 @@ def invent(tensors: dict[str, np.ndarray]) -> None:
     ("change", "message"),
     [
         (lose_half, "holds lora_A of .*q_proj without its other half"),
+        (make_whole, "factors of .*q_proj are in I32 and I32, which are no floating-point"),
         (add_magnitude, "lora_magnitude_vector', which is no part of a plain LoRA"),
         (convolve, r"by a kernel of shape \[32, 32, 1, 1\], but '.*' is \[32, 32\] in F32 in base"),
         (half_convolve, "neither matrices nor a convolution"),
@@ -514,6 +549,7 @@ ONES, TWOS = np.ones((64, 32), np.float32), np.full((64, 32), 2, np.float32)
         ({HEAD: ONES, EMBEDDING: TWOS}, False, False),
         ({HEAD: ONES, EMBEDDING: ONES[:60]}, False, False),
         ({HEAD: ONES}, False, False),
+        ({EMBEDDING: ONES}, False, False),
         ({EMBEDDING: ONES}, True, True),
     ],
 )
@@ -536,13 +572,96 @@ def test_tied_embeddings_stay_tied_or_are_refused(
             together(tmp_path / "copy")
 
 
-def test_an_update_of_a_tied_head_is_refused(tied: Path, tmp_path: Path) -> None:
+def factors(generator: np.random.Generator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """LoRA on the output and on the input embedding by the same update, differently factored."""
+    tokens, width, turn = (generator.normal(size=shape) for shape in ((64, 8), (8, 32), (8, 8)))
+    head = {"A": width, "B": tokens}
+    embedding = {"A": (tokens @ turn).T.copy(), "B": np.linalg.solve(turn, width).T.copy()}
+    return (
+        {f"{HEAD[:-7]}.lora_{x}.weight": array for x, array in head.items()},
+        {f"{EMBEDDING[:-7]}.lora_embedding_{x}": array for x, array in embedding.items()},
+    )
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ("head", r"changes lm_head\.weight but not model\.embed_tokens\.weight, and base ties"),
+        (
+            "embedding",
+            r"changes model\.embed_tokens\.weight but not lm_head\.weight, and base ties",
+        ),
+        ("unlike", r"changes lm_head\.weight and model\.embed_tokens\.weight in different ways"),
+        ("alike", None),
+    ],
+)
+def test_updates_of_tied_embeddings(
+    tied: Path, tmp_path: Path, stored: bool, chosen: str, message: str | None
+) -> None:
     shutil.copytree(tied, tmp_path / "copy")
     base = tmp_path / "copy" / "base" / "model.safetensors"
     tensors = load_file(base)
-    save(base, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
-    head = "base_model.model.lm_head"
-    factors = {f"{head}.lora_A.weight": np.ones((8, 32)), f"{head}.lora_B.weight": np.ones((64, 8))}
-    rewrite(tmp_path / "copy", lambda tensors: tensors.update(factors))
-    with pytest.raises(CheckpointError, match="changes lm_head, which base ties to"):
+    embedding = tensors["model.embed_tokens.weight"]
+    if stored:
+        save(base, tensors | {"lm_head.weight": embedding})
+    head, tokens = factors(np.random.default_rng(0))
+    if chosen == "unlike":
+        tokens = factors(np.random.default_rng(1))[1]
+    added = (head if chosen != "embedding" else {}) | (tokens if chosen != "head" else {})
+    rewrite(tmp_path / "copy", lambda tensors: tensors.update(added))
+    if message is not None:
+        with pytest.raises(CheckpointError, match=message) as caught:
+            together(tmp_path / "copy")
+        assert "Untie them in the base first" in (caught.value.cure or "")
+        return
+    both = together(tmp_path / "copy")
+    assert "lm_head.weight" not in both.tensors
+    update = head[f"{HEAD[:-7]}.lora_B.weight"] @ head[f"{HEAD[:-7]}.lora_A.weight"]
+    np.testing.assert_allclose(
+        numbers(both, "model.embed_tokens.weight"), embedding + update, atol=1e-5
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["embed_tokens", "q_proj"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    ],
+)
+def test_what_peft_ties_is_as_in_peft(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """PEFT's model before merge_and_unload, which adds the update to shared numbers twice."""
+    import peft
+
+    train(tied_llama, tmp_path, ensure_weight_tying=True, r=4, **settings)
+    both = together(tmp_path)
+    ours, base = tied_llama(), tied_llama()
+    for model, checkpoint in ((ours, both), (base, open_checkpoint("base", root=tmp_path))):
+        state = {name: torch.from_numpy(numbers(checkpoint, name)) for name in checkpoint.tensors}
+        assert not model.load_state_dict(state, strict=False).unexpected_keys
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.eval()(tokens).logits, theirs(tokens).logits, rtol=1e-4, atol=1e-3
+        )
+
+
+def test_ties_where_transformers_knows_nothing(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapted, "loaded_model", lambda *_: None)
+    shutil.copytree(tied, tmp_path / "copy")
+    rewrite(tmp_path / "copy", lambda tensors: tensors.update({EMBEDDING: ONES}))
+    message = r"changes model\.embed_tokens\.weight but not its output embedding"
+    with pytest.raises(CheckpointError, match=message):
         together(tmp_path / "copy")
+    config = tmp_path / "copy" / "base" / "config.json"
+    classifier = {"architectures": ["MyForSequenceClassification"]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | classifier))
+    assert (numbers(together(tmp_path / "copy"), "model.embed_tokens.weight") == 1).all()
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["MyLM"]}))
+    rewrite(tmp_path / "copy", lambda tensors: tensors.update({HEAD: ONES}))
+    assert (numbers(together(tmp_path / "copy"), "model.embed_tokens.weight") == 1).all()

@@ -13,14 +13,22 @@ from safetensors.torch import load_file
 
 import isthmus
 from isthmus.checkpoints import open_adapter, open_checkpoint
-from isthmus.engine import extract_work
+from isthmus.engine import extract_plan, extract_work
 from isthmus.engine.extract_plan import plan_extraction
 from isthmus.engine.extraction import Extraction
 from isthmus.engine.verify import verify
 from isthmus.errors import IsthmusError, NonFiniteError, OutputError, PlanError
 
 from ..checkpoints.files import numbers, packaged
-from ..checkpoints.test_adapter import bert, gpt2, llama, resnet, tied_llama, vit
+from ..checkpoints.test_adapter import (
+    bert,
+    gpt2,
+    llama,
+    resnet,
+    tied_llama,
+    untied_gpt2,
+    vit,
+)
 from .models import contents, llama_state, write_model
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -186,7 +194,7 @@ def test_peft_gives_the_fine_tune_back(tmp_path: Path, make: Any, options: dict[
             )
 
 
-@pytest.mark.parametrize("make", [llama, gpt2, bert, vit, resnet])
+@pytest.mark.parametrize("make", [llama, untied_gpt2, bert, vit, resnet])
 def test_weights_tell_what_transformers_knows(tmp_path: Path, make: Any) -> None:
     """Without a config.json, the kinds of modules are read off names and shapes."""
     _, base, tuned = moved(make, tmp_path)
@@ -286,6 +294,85 @@ def test_a_tied_base(pair: Any, tmp_path: Path) -> None:
     for options in ({"save": "lm_head"}, {"modules": "lm_head"}):
         message = refused((base, pair[1]), tmp_path / "out", **options)
         assert "lm_head.weight is stored by itself in" in message
+
+
+def t5() -> torch.nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2,
+            decoder_start_token_id=0,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "save", "ends"),
+    [
+        (tied_llama, "embed_tokens|norm", {"model.embed_tokens", "lm_head"}),
+        (tied_llama, "lm_head|norm", {"model.embed_tokens", "lm_head"}),
+        (gpt2, "wte|wpe|ln_|bias", {"transformer.wte", "lm_head"}),
+        (
+            t5,
+            "shared|norm|relative",
+            {"shared", "lm_head", "encoder.embed_tokens", "decoder.embed_tokens"},
+        ),
+    ],
+    ids=["llama", "llama by its head", "gpt2", "t5"],
+)
+def test_both_ends_of_a_tie_reach_peft(tmp_path: Path, make: Any, save: str, ends: Any) -> None:
+    """Files by save_pretrained have one end only; the logits tell whether the others changed."""
+    from peft import PeftModel
+
+    base, _, where = moved(make, tmp_path, scale=0.1)
+    assert "lm_head.weight" not in open_checkpoint(str(where)).tensors
+    done = isthmus.extract(where, tmp_path / "base", tmp_path / "out", rank=1000, save=save)
+    assert done.left_out == ()
+    assert ends <= {*open_adapter(tmp_path / "out").config["modules_to_save"]}
+    tuned = type(base).from_pretrained(where).eval()
+    tokens = torch.arange(16)[None]
+    inputs = {"input_ids": tokens}
+    if make is t5:
+        inputs["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        expected, before = tuned(**inputs).logits, base.eval()(**inputs).logits
+        found = PeftModel.from_pretrained(base, tmp_path / "out").eval()(**inputs).logits
+    assert (expected - before).abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    both = open_checkpoint(f"{tmp_path / 'base'}+{tmp_path / 'out'}")
+    assert both.tensors.keys() == open_checkpoint(str(where)).tensors.keys()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lora_on_one_end_of_a_tie(tmp_path: Path) -> None:
+    _, base, tuned = moved(tied_llama, tmp_path)
+    for modules in ("embed_tokens|proj", "proj|lm_head", "."):
+        message = refused((base, tuned), tmp_path / "out", modules=modules)
+        assert "tuned ties lm_head.weight to model.embed_tokens.weight, and LoRA on one" in message
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_head_of_its_own_for_a_base_that_stores_none(tmp_path: Path) -> None:
+    _, base, _ = moved(tied_llama, tmp_path / "tied")
+    _, _, tuned = moved(llama, tmp_path / "untied")
+    for options in ({"save": "lm_head"}, {"save": "embed_tokens"}, {"modules": "embed_tokens"}):
+        message = refused((base, tuned), tmp_path / "out", **options)
+        assert "lm_head.weight is stored by itself in" in message
+        assert "ties it to model.embed_tokens.weight" in message
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tied_head_that_only_transformers_could_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, base, tuned = moved(tied_llama, tmp_path)
+    monkeypatch.setattr(extract_plan, "loaded_model", lambda *_: None)
+    message = refused((base, tuned), tmp_path / "out", save="embed_tokens")
+    assert "ties its output embedding to model.embed_tokens.weight" in message
+    assert "Install transformers 5" in message
+    isthmus.extract(tuned, base, tmp_path / "out", save="norm")
 
 
 def test_a_module_that_peft_cannot_store_alone(pair: Any, tmp_path: Path) -> None:

@@ -146,3 +146,13 @@ def test_ties_at_the_cut_go_to_the_guide(draw):
         )
         assert kept == pytest.approx(1 / 3)
         assert error(found.matrix(), expected) < 1e-12
+
+
+def test_the_exponent_bounds_products_that_overflow_or_vanish():
+    ones = Factored(torch.ones(4, 2), torch.ones(2, 3)).double()
+    assert ones.exponent == 0
+    for power in (600, -600):
+        strong = Factored(*(factor * 2.0**power for factor in ones))
+        assert strong.exponent == 2 * power
+    assert Factored(torch.zeros(4, 2), torch.ones(2, 3)).exponent == -torch.inf
+    assert Factored.zero(4, 3).exponent == -torch.inf

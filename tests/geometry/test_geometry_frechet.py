@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 
 from isthmus.errors import MethodError
 from isthmus.geometry.euclidean import Euclidean, Sphere
-from isthmus.geometry.frechet import frechet_mean
+from isthmus.geometry.frechet import _Descent, frechet_mean
 from isthmus.geometry.manifold import GeometryWarning
 from isthmus.geometry.spd import SPD
 from isthmus.geometry.stiefel import Stiefel
@@ -190,3 +190,21 @@ def test_bad_input_is_refused(generator):
         assert cure in refusal.value.cure
     with pytest.raises(MethodError, match="not length 1"):
         frechet_mean([torch.ones(3)], None, Sphere(3))
+
+
+def test_a_step_too_long_for_numbers_is_halved(generator, monkeypatch):
+    manifold = SPD(3)
+    points = list(manifold.random(generator, (4,)))
+    plain = frechet_mean(points, None, manifold)
+    taken = _Descent.next_step
+    calls = []
+
+    def long(self, step, new):
+        calls.append(1e6 if not calls else 1.0)
+        return calls[-1] * taken(self, step, new)
+
+    monkeypatch.setattr(_Descent, "next_step", long)
+    found = frechet_mean(points, None, manifold)
+    assert calls[0] == 1e6
+    assert found.converged
+    torch.testing.assert_close(found.mean, plain.mean, rtol=1e-9, atol=1e-9)

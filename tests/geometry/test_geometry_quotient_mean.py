@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from isthmus.geometry.aligned_sum import AlignedSum, Move
 from isthmus.geometry.euclidean import random_orthogonal
 from isthmus.geometry.fixed_rank import FixedRank, Polar
 from isthmus.geometry.frechet import frechet_mean, huber, median, squared
@@ -219,6 +220,21 @@ def test_rounding_does_not_decide_where_it_ends(evaluations):
         for p in (points, turned)
     )
     assert gap(two, one) < 1e-7
+
+
+@pytest.mark.parametrize("size", [1e4, 1e200, math.inf])
+@pytest.mark.parametrize("part", range(4))
+def test_a_step_too_long_for_numbers_leads_nowhere(part, size):
+    """No error from a decomposition, and no value that would count as lower."""
+    share = torch.full((2,), 0.5, dtype=torch.float64)
+    total = AlignedSum(stack(adapters(20, 20, 3, 2, 1.0, seed=15)), share, squared)
+    place = total.at_point(Polar(*(x[0] for x in total.points)))
+    step = Move(*(torch.zeros_like(x) for x in place.gradient))
+    step[part][:] = size * torch.ones_like(step[part]).triu()
+    new = total.moved(place, step, 1e-6)
+    assert new is None or not new.found or math.isfinite(new.value)
+    if size > 1e5 or part == 2:
+        assert new is None or new.value == math.inf
 
 
 def test_distances_at_a_converged_mean_are_known_to_be_short():

@@ -289,6 +289,25 @@ def test_factors_may_be_of_any_precision(updates):
     assert error(merge("linear", None, low).update.matrix(), exact) < 1e-14
 
 
+@several
+@pytest.mark.parametrize("power", [-950, -400, 200])
+def test_the_strength_of_the_factors_does_not_matter(name, space, power, updates):
+    strong = [Factored(*(factor * 2.0**power for factor in u)) for u in updates]
+    merged = merge(name, space, strong).update
+    back = Factored(*(factor * 2.0**-power for factor in merged))
+    assert error(back.matrix(), merge(name, space, updates).update.matrix()) < 1e-9
+
+
+@pairs
+@pytest.mark.parametrize(("factor", "power"), [(1e78, "15[67]"), (1e160, "32[01]")])
+def test_updates_that_overflow_are_refused(name, space, factor, power, updates):
+    updates = updates[: METHODS[name].max_experts]
+    updates[-1] = Factored(*(part * factor for part in updates[-1]))
+    problem = f"adapter {len(updates)} of {len(updates)} overflows: .* 1e{power}"
+    with pytest.raises(MethodError, match=problem):
+        merge(name, space, updates)
+
+
 @pairs
 def test_not_finite_factors_are_refused(name, space, updates):
     updates = updates[: METHODS[name].max_experts]

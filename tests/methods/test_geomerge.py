@@ -12,6 +12,7 @@ from isthmus.errors import MethodError
 from isthmus.geometry import low_rank
 from isthmus.geometry.factored import Factored
 from isthmus.geometry.fixed_rank import FixedRank, Polar
+from isthmus.geometry.lbfgs import Memory
 from isthmus.geometry.quotient import Quotient
 from isthmus.methods.adapters import merge_updates, merge_vectors
 from isthmus.methods.geomerge import (
@@ -23,6 +24,7 @@ from isthmus.methods.geomerge import (
     RAISED,
     UNCERTIFIED,
     UNSETTLED,
+    WEAK,
 )
 from isthmus.methods.method import Settings
 
@@ -170,9 +172,49 @@ def test_absent_adapters_and_those_of_weight_zero_take_no_part():
     unweighted = merge(given, 1.0, 2.0, 0.0)
     assert gap(unweighted, without) < 1e-10
     assert unweighted.notes == ()
-    tiny = merge([given[0], given[1].scaled(1e-13)])
-    assert gap(tiny, given[0].matrix()) < 1e-9
-    assert tiny.notes == (LEFT_OUT,)
+
+
+@pytest.mark.parametrize("factor", [1e-10, 1e-13, 1e-200])
+def test_a_weak_adapter_is_not_called_absent(factor):
+    given = updates([4, 4])
+    weak = given[1].scaled(factor)
+    merged = merge([given[0], weak])
+    assert gap(merged, given[0].matrix()) < 1e-9
+    assert merged.notes == (WEAK,)
+    assert merge([given[0], weak, Factored.zero(40, 30)]).notes == (LEFT_OUT, WEAK)
+
+
+@pytest.mark.parametrize(("loss", "delta"), LOSSES)
+@pytest.mark.parametrize("size", [1e30, 1e300])
+def test_steps_so_long_that_numbers_overflow_are_halved(size, loss, delta, monkeypatch):
+    """As where the curvature along the last step nearly vanishes."""
+    given = updates([4, 4, 4], trunk=1.0)
+    plain = merge(given, loss=loss, delta=delta)
+    direction = Memory.direction
+    calls = []
+
+    def long(memory, gradient, inverse):
+        calls.append(size if len(calls) == 2 else 1.0)
+        return direction(memory, gradient, inverse) * calls[-1]
+
+    monkeypatch.setattr(Memory, "direction", long)
+    merged = merge(given, loss=loss, delta=delta)
+    assert size in calls
+    assert merged.notes == plain.notes
+    assert gap(merged, plain) < 1e-6
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("power", [-950, -400, 200])
+def test_the_strength_of_factors_does_not_matter(distance, power):
+    given = updates([4, 3, 4])
+    strong = [Factored(*(factor * 2.0**power for factor in update)) for update in given]
+    plain, merged = merge(given, distance=distance), merge(strong, distance=distance)
+    assert merged.notes == plain.notes
+    back = Factored(*(factor * 2.0**-power for factor in merged.update))
+    assert float((back.matrix() - plain.update.matrix()).norm()) < 1e-9 * float(
+        plain.update.matrix().norm()
+    )
 
 
 def test_nothing_changed_gives_nothing():
@@ -240,9 +282,17 @@ def test_an_adapter_and_its_opposite_do_not_cancel():
 
 
 def test_what_adapters_store_in_full_is_averaged():
-    vectors = [torch.tensor([1.0, 2.0]), None, torch.tensor([3.0, 6.0])]
+    vectors = [torch.tensor([1.0, 2.0]), torch.zeros(2), torch.tensor([3.0, 6.0])]
     merged = merge_vectors(GEOMERGE, vectors, settings(1.0, 1.0, 2.0, **{"lambda": 2.0}))
     torch.testing.assert_close(merged, torch.tensor([3.5, 7.0], dtype=torch.float64))
+
+
+def test_absent_adapters_take_no_part_in_the_mean_of_biases():
+    vectors = [torch.tensor([1.0, 2.0]), None, torch.tensor([4.0, 8.0])]
+    merged = merge_vectors(GEOMERGE, vectors, settings(1.0, 5.0, 2.0))
+    torch.testing.assert_close(merged, torch.tensor([3.0, 6.0], dtype=torch.float64))
+    unweighted = merge_vectors(GEOMERGE, vectors, settings(0.0, 5.0, 0.0))
+    torch.testing.assert_close(unweighted, torch.zeros(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

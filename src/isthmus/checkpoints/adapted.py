@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 
 from isthmus.checkpoints.adapter import Adapter, LowRankUpdate
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
 from isthmus.checkpoints.dtypes import Dtype, copied, encode
-from isthmus.checkpoints.loaded_model import loaded_model
+from isthmus.checkpoints.loaded_model import (
+    NAMELESS_OUTPUT,
+    LoadedModel,
+    loaded_model,
+    unstored_ties,
+)
 from isthmus.checkpoints.names import align_names
 from isthmus.checkpoints.orientation import Orientations
 from isthmus.checkpoints.tensor_file import check_range
@@ -21,12 +26,18 @@ from isthmus.checkpoints.ties import config_ties, input_embedding, is_output_emb
 from isthmus.errors import CheckpointError
 from isthmus.typing import FloatArray, StorageArray
 
+_T = TypeVar("_T")
+
 # The product of the factors is formed in blocks of rows of about this many elements. Blocks begin
 # at fixed rows, so that an element does not depend on the range in which it was read.
 _BLOCK_ELEMENTS = 1 << 17
 
 # Ready factors of so many modules are kept: those that the threads are busy with.
 _KEPT_FACTORS = 8
+
+# Two updates are the same if they differ by no more than this share of their norm: each may have
+# been rounded on its own.
+_SAME = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,9 @@ class AdaptedCheckpoint(Checkpoint):
             if update.bias is not None
         }
         names = self._base_names([*weights, *biases], adapter.replaced)
-        self._replaced = self._place_replaced(names)
+        updates = {names.get(name, name): update for name, update in weights.items()}
+        self._replaced = {names.get(name, name): info for name, info in adapter.replaced.items()}
+        self._join_ties(updates, self._replaced)
         self._orientations = Orientations(base.tensors)
         self._updates: dict[str, _Placed] = {}
         self._biases: dict[str, LowRankUpdate] = {}
@@ -79,8 +92,8 @@ class AdaptedCheckpoint(Checkpoint):
             **base.tensors,
             **{name: TensorInfo(name, s.dtype, s.shape) for name, s in self._replaced.items()},
         }
-        for name, update in weights.items():
-            self._place_update(names.get(name, name), update)
+        for name, update in updates.items():
+            self._place_update(name, update)
         for name, update in biases.items():
             self._place_bias(names.get(name, name), update)
         self.modules = {
@@ -134,11 +147,15 @@ class AdaptedCheckpoint(Checkpoint):
         names = align_names(wanted, [*base.tensors, *base.tied])
         if any(name not in names for name in added):
             # PEFT names modules as they are in memory.
-            loaded = loaded_model(base.config, base.tensors)
+            loaded = self._loaded
             stored = {} if loaded is None else {there: name for name, there in loaded.names.items()}
             rest = align_names([name for name in wanted if name not in names], stored)
             names |= {name: stored[there] for name, there in rest.items()}
         return names
+
+    @cached_property
+    def _loaded(self) -> LoadedModel | None:
+        return loaded_model(self._base.config, self._base.tensors)
 
     def _add_update(self, name: str, start: int, out: FloatArray) -> None:
         left, right = self._factors(name, out.dtype)
@@ -165,13 +182,16 @@ class AdaptedCheckpoint(Checkpoint):
     def _load_factors(self, name: str, dtype: np.dtype[Any]) -> tuple[FloatArray, FloatArray]:
         """The factors whose product, rows first, is added to the weight; scaled already."""
         placed = self._updates[name]
-        a = self._adapter.factor(placed.update.a, dtype)
-        b = self._adapter.factor(placed.update.b, dtype)
+        return self._scaled(placed.update, placed.transposed, dtype)
+
+    def _scaled(
+        self, update: LowRankUpdate, transposed: bool, dtype: np.dtype[Any]
+    ) -> tuple[FloatArray, FloatArray]:
+        a = self._adapter.factor(update.a, dtype)
+        b = self._adapter.factor(update.b, dtype)
         a, b = a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)
-        b *= placed.update.scaling
-        if placed.transposed:
-            a, b = b.T.copy(), a.T.copy()
-        return b, a
+        b *= update.scaling
+        return (a.T.copy(), b.T.copy()) if transposed else (b, a)
 
     def _place_update(self, name: str, update: LowRankUpdate) -> None:
         who = f"{self._adapter.label} changes {update.module}"
@@ -236,27 +256,72 @@ class AdaptedCheckpoint(Checkpoint):
         first = update.fan_in_fan_out if known is None else known
         return [first, not first]
 
-    def _place_replaced(self, names: Mapping[str, str]) -> dict[str, TensorInfo]:
-        """The full tensors of the adapter by the base's names; those of tied names left out."""
-        base = self._base
-        placed = {names.get(name, name): info for name, info in self._adapter.replaced.items()}
+    def _join_ties(
+        self, updates: dict[str, LowRankUpdate], replaced: dict[str, TensorInfo]
+    ) -> None:
+        """Leave tied names out, for what is done to the tensors that they share is done to them."""
+        for name, kept in self._ties(updates, replaced).items():
+            tie = name, kept
+            self._require_alike(tie, updates.pop(name, None), updates.get(kept), self._same_update)
+            self._require_alike(tie, replaced.pop(name, None), replaced.get(kept), self._equal)
+
+    def _ties(
+        self, updates: Mapping[str, LowRankUpdate], replaced: Collection[str]
+    ) -> Mapping[str, str]:
+        """The base's tied names, with those that are in no file if the adapter may touch them."""
+        base, changed = self._base, {*updates, *replaced}
         ties = dict(base.tied)
+        if not any(update.embedding for update in updates.values()) and not any(
+            input_embedding([name]) or is_output_embedding(name) for name in changed
+        ):
+            return ties
         embedding = input_embedding(base.tensors) if config_ties(base.config) else None
         if embedding is not None:
-            ties |= {name: embedding for name in placed if is_output_embedding(name)}
-        for name, kept in ties.items():
-            ours, theirs = placed.pop(name, None), placed.get(kept)
-            together = bool(self._adapter.config.get("ensure_weight_tying"))
-            if ours is None and (theirs is None or together):
-                continue
-            if ours is None or theirs is None or not self._equal(ours, theirs):
-                raise CheckpointError(
-                    f"{self._adapter.label} stores {name if theirs is None else kept} by itself, "
-                    f"but {base.label} ties {name} to {kept}",
-                    "Untie them in the base first: set tie_word_embeddings to false and store "
-                    "both.",
-                )
-        return placed
+            ties |= {
+                name: embedding
+                for name in changed
+                if is_output_embedding(name) and name not in base.tensors
+            }
+        unstored = dict(unstored_ties(base.config, base.tensors, self._loaded))
+        if any(is_output_embedding(name) for name in ties):
+            unstored.pop(NAMELESS_OUTPUT, None)
+        return unstored | ties
+
+    def _require_alike(
+        self,
+        tie: tuple[str, str],
+        ours: _T | None,
+        theirs: _T | None,
+        same: Callable[[_T, _T], bool],
+    ) -> None:
+        """Refuse what would change one of two tied tensors, or the two in different ways."""
+        name, kept = tie
+        if ours is None and (theirs is None or self._adapter.config.get("ensure_weight_tying")):
+            return
+        if ours is not None and theirs is not None:
+            if same(ours, theirs):
+                return
+            what = f"changes {name} and {kept} in different ways"
+        else:
+            changed, other = (kept, name) if ours is None else (name, kept)
+            what = f"changes {changed} but not {other}"
+        raise CheckpointError(
+            f"{self._adapter.label} {what}, and {self._base.label} ties {name} to {kept}",
+            "Untie them in the base first: set tie_word_embeddings to false and store both.",
+        )
+
+    def _same_update(self, one: LowRankUpdate, other: LowRankUpdate) -> bool:
+        dtype = np.dtype(np.float64)
+        left, right = self._scaled(one, one.embedding, dtype)
+        others = self._scaled(other, other.embedding, dtype)
+        if (left.shape[0], right.shape[1]) != (others[0].shape[0], others[1].shape[1]):
+            return False
+        # The norm of [left, -left'] [right; right'] is that of the triangles' product.
+        columns = np.asarray(np.linalg.qr(np.hstack([left, -others[0]]), mode="r"))
+        rows = np.asarray(np.linalg.qr(np.hstack([right.T, others[1].T]), mode="r"))
+        rank = one.rank
+        size = np.linalg.norm(columns[:, :rank] @ rows[:, :rank].T)
+        return bool(np.linalg.norm(columns @ rows.T) <= _SAME * size)
 
     def _equal(self, one: TensorInfo, other: TensorInfo) -> bool:
         if one.shape != other.shape:

@@ -193,7 +193,13 @@ class Adapter(Closing):
                 f"{list(b.shape)}: LoRA on a convolution in groups",
                 _CURE,
             )
-        if not (a.dtype.is_float and b.dtype.is_float and a.shape[0] == b.shape[1] == rank):
+        if not (a.dtype.is_float and b.dtype.is_float):
+            raise CheckpointError(
+                f"{self.label}: the factors of {module} are in {a.dtype.value} and {b.dtype.value}, "
+                "which are no floating-point numbers",
+                "The adapter is quantised or damaged; download it in another format.",
+            )
+        if not a.shape[0] == b.shape[1] == rank:
             raise CheckpointError(
                 f"{self.label}: the factors of {module} have shapes {list(a.shape)} and "
                 f"{list(b.shape)}, but {ADAPTER_CONFIG} says that their rank is {rank}",
@@ -245,15 +251,18 @@ class Adapter(Closing):
             raise CheckpointError(
                 f"{self.label}: {pattern_key} in {ADAPTER_CONFIG} is not a map of patterns"
             ) from error
-        # NaN is in no interval, and a number too large for float32 scales to infinity.
+        # PEFT takes an alpha of 0, whose update is nothing, and negative ones. NaN is in no interval,
+        # and a number too large for float32 scales to infinity.
+        least = 0.0 if key == "r" else -_LARGEST
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not 0 < value < _LARGEST
+            or not least < value < _LARGEST
         ):
+            what = "a positive whole number" if key == "r" else "a number that float32 can hold"
             raise CheckpointError(
                 f"{self.label}: {key} in {ADAPTER_CONFIG} is {value!r:.80} for {module}",
-                "It must be a positive number. Download the adapter again.",
+                f"It must be {what}: correct {key} or {pattern_key} there.",
             )
         return value
 
@@ -281,6 +290,14 @@ def _check_supported(config: Mapping[str, Any], label: str) -> None:
     for key, name in _UNSUPPORTED.items():
         if config.get(key):
             raise CheckpointError(f"{label} uses {name}, which Isthmus does not apply yet", _CURE)
+    whole = config.get("modules_to_save")
+    if whole is not None and not (
+        isinstance(whole, list) and all(isinstance(name, str) for name in whole)
+    ):
+        raise CheckpointError(
+            f"{label}: modules_to_save in {ADAPTER_CONFIG} is {whole!r:.80}",
+            "It must be a list of names, or null.",
+        )
     beginning = config.get("init_lora_weights")
     if beginning not in _HARMLESS_BEGINNINGS:
         raise CheckpointError(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from isthmus.checkpoints import Checkpoint
-from isthmus.checkpoints.loaded_model import Kind, loaded_model
+from isthmus.checkpoints.loaded_model import NAMELESS_OUTPUT, Kind, loaded_model, unstored_ties
 from isthmus.checkpoints.orientation import Orientations
 from isthmus.checkpoints.ties import is_output_embedding
 from isthmus.engine.matching import Matching, Reason, match
@@ -78,7 +78,8 @@ class ExtractionPlan:
         targets: Modules for LoRA.
         rest: Every other floating-point tensor of the fine-tune.
         saved: Names of modules of which tensors are stored in full, if they changed.
-        names: The fine-tune's stored names, and the adapter's for each.
+        names: The fine-tune's names, stored and tied, and the adapter's for each.
+        tied: Of those the tied ones, and the stored tensor whose numbers each shares.
         notes: What the user should know.
     """
 
@@ -86,6 +87,7 @@ class ExtractionPlan:
     rest: tuple[Rest, ...]
     saved: frozenset[str]
     names: Mapping[str, str]
+    tied: Mapping[str, str]
     notes: tuple[str, ...]
 
 
@@ -133,11 +135,18 @@ def plan_extraction(
         if name not in targets
     )
     adapted = {target.module for target in targets.values()}
-    saved = _saved([r for r in rest if r.tuned.name in names], names, adapted, kept, save, tuned)
-    chosen = [t.tuned for t in targets.values()] + [r.tuned for r in rest if r.module in saved]
-    _refuse_ties(base, chosen)
+    saved = _saved([r for r in rest if r.tuned.name in names], kinds, adapted, kept, save, tuned)
+    _refuse_lora_on_ties(tuned, kinds, targets, wanted)
+    stored = {r.tuned.name for r in rest if r.module in saved}
+    _refuse_nameless(tuned, kinds, stored)
+    _refuse_ties(base, tuned, targets.keys() | stored)
     return ExtractionPlan(
-        tuple(targets.values()), rest, saved, names, _notes(matching, base, operands.keys() - names)
+        tuple(targets.values()),
+        rest,
+        saved,
+        names,
+        kinds.tied,
+        _notes(matching, base, operands.keys() - names),
     )
 
 
@@ -181,9 +190,11 @@ class _Kinds:
     def __init__(self, model: Checkpoint) -> None:
         stored = [*model.tensors, *model.tied]
         loaded = loaded_model(model.config, stored)
-        self.names: Mapping[str, str] = (
-            {name: name for name in stored} if loaded is None else loaded.names
-        )
+        unstored = unstored_ties(model.config, stored, loaded)
+        names = {name: name for name in stored} if loaded is None else loaded.names
+        self.names: Mapping[str, str] = {**names, **{name: name for name in unstored}}
+        ties = {**unstored, **model.tied}
+        self.tied = {name: model.tied.get(kept, kept) for name, kept in ties.items()}
         self._kinds = {} if loaded is None else loaded.kinds
         self._tensors = model.tensors
         self._orientations = Orientations(model.tensors)
@@ -213,7 +224,7 @@ def is_embedding(module: str) -> bool:
 
 def _saved(
     rest: Iterable[Rest],
-    names: Mapping[str, str],
+    kinds: _Kinds,
     adapted: set[str],
     kept: re.Pattern[str] | None,
     save: str | None,
@@ -221,7 +232,15 @@ def _saved(
 ) -> frozenset[str]:
     if kept is None:
         return frozenset()
-    found = {r.module for r in rest if kept.search(r.name)}
+    names = kinds.names
+    known: dict[str, list[str]] = {}
+    for alias, stored in kinds.tied.items():
+        known.setdefault(stored, []).append(names.get(alias, alias))
+    found = {
+        r.module
+        for r in rest
+        if any(kept.search(name) for name in (r.name, *known.get(r.tuned.name, ())))
+    }
     if not found:
         raise PlanError(
             f"save: no tensor of {tuned.label} outside of the modules for LoRA fits {save!r}",
@@ -243,13 +262,41 @@ def _saved(
     return frozenset(found)
 
 
-def _refuse_ties(base: Checkpoint, chosen: Iterable[Operand]) -> None:
-    for operand in chosen:
-        if operand.name in base.tied:
+def _refuse_lora_on_ties(
+    tuned: Checkpoint,
+    kinds: _Kinds,
+    targets: Collection[str],
+    wanted: re.Pattern[str] | None,
+) -> None:
+    """PEFT would add the update to the one end of a tie and leave the other as it was."""
+    for alias, kept in kinds.tied.items():
+        name = kinds.names.get(alias, alias)
+        asked = wanted is not None and wanted.search(name.removesuffix(".weight"))
+        if kept in targets or asked:
             raise PlanError(
-                f"{operand.name} is stored by itself in {operand.model.label}, but {base.label} "
-                f"ties it to {base.tied[operand.name]}",
-                "Leave it out of --modules and --save, or untie the two in the base first.",
+                f"modules: {tuned.label} ties {name} to {kept}, and LoRA on one of them would leave "
+                "the other as it was",
+                "Leave both out of --modules; --save stores both in full.",
+            )
+
+
+def _refuse_nameless(tuned: Checkpoint, kinds: _Kinds, stored: Collection[str]) -> None:
+    kept = kinds.tied.get(NAMELESS_OUTPUT)
+    if kept in stored:
+        raise PlanError(
+            f"save: {tuned.label} ties {NAMELESS_OUTPUT} to {kept}, and only Transformers knows its "
+            "name in the adapter",
+            "Install transformers 5, or write --save so that it does not fit this tensor.",
+        )
+
+
+def _refuse_ties(base: Checkpoint, tuned: Checkpoint, chosen: Set[str]) -> None:
+    """What the fine-tune stores by itself cannot go on a base that ties it."""
+    for name, kept in _Kinds(base).tied.items():
+        if name in tuned.tensors and not chosen.isdisjoint({name, kept}):
+            raise PlanError(
+                f"{name} is stored by itself in {tuned.label}, but {base.label} ties it to {kept}",
+                "Leave both out of --modules and --save, or untie the two in the base first.",
             )
 
 

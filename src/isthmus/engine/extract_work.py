@@ -191,7 +191,7 @@ class Extractor:
         changed = {change.name.rpartition(".")[0] for change in changes}
         chosen = changed & self._plan.saved
         rest = {r.name for r in self._plan.rest}
-        names, tied = self._plan.names, self._tuned.tied
+        names, tied = self._plan.names, self._plan.tied
         # PEFT stores both ends of a tie, or the other one would stay as it was.
         return {
             name: Operand(self._tuned, tied.get(stored, stored))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.geometry.fixed_rank import FixedRank, Polar
-from isthmus.geometry.linalg import frobenius, polar, rotation_exp, skew, spectral, sym
+from isthmus.geometry.linalg import computed, frobenius, polar, rotation_exp, skew, spectral, sym
 from isthmus.geometry.procrustes import rotations
 from isthmus.geometry.quotient import HORIZONTAL, Quotient
 from isthmus.geometry.stiefel import (
@@ -116,7 +116,7 @@ class Place:
         root: L with B = LLᵀ, shape [r, r].
         turns: O_k, shape [K, r, r].
         completions: Columns by which the logarithms completed each turned frame, [2, K, s, q].
-        value: The sum; infinite where a logarithm was not found.
+        value: The sum; infinite where a logarithm was not found or not finite.
         gradient: Its gradient.
         gradient_norm: Length of the gradient; at a point itself, of what the others pull beyond its
             own weight (Vardi and Zhang 2000, The multivariate L1-median).
@@ -125,7 +125,7 @@ class Place:
         hessian: In flat space.
         distances: d(μ, x_k·O_k), shape [K].
         certified: Horizontal, and both frames nearer than the injectivity radius, shape [K].
-        found: Every logarithm was found.
+        found: Every logarithm was found, and is finite.
     """
 
     frames: Tensor
@@ -184,11 +184,19 @@ class AlignedSum:
         )
         return self._at(place.frames, place.root, turns, None, FINEST)
 
-    def moved(self, place: Place, step: Move, accuracy: float) -> Place:
+    def moved(self, place: Place, step: Move, accuracy: float) -> Place | None:
         """One step further: geodesics for μ, one-parameter groups for the gauges.
 
         The frames move by left translation, so that coordinates in them keep inner products.
+
+        Returns:
+            None where the step is so long that numbers overflow or a core becomes singular.
         """
+        if not torch.isfinite(step.flat()).all():
+            return None
+        return computed(lambda: self._moved(place, step, accuracy))
+
+    def _moved(self, place: Place, step: Move, accuracy: float) -> Place:
         r, frames = self.rank, place.frames
         q, below = torch.linalg.qr(step.b)
         turn = rotation_exp(rotation_generator(skew(step.a), below))
@@ -214,6 +222,7 @@ class AlignedSum:
         core = self._core_logarithms(root, turns)
         of_frames = a.square().sum(dim=(-2, -1)) / 2 + b.square().sum(dim=(-2, -1))
         distances = (of_frames.sum(dim=0) + core.square().sum(dim=(-2, -1))).sqrt()
+        found = found and bool(torch.isfinite(distances).all())
         value, slope = self.rho(distances)
         here = distances <= SAME
         pull = self.weights * slope

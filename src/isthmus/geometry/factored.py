@@ -5,6 +5,7 @@ Nothing here forms an m x n matrix: K updates of rank r cost O((m + n)(Kr)²).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,17 @@ class Factored(NamedTuple):
     def rank(self) -> int:
         """Columns of the left factor: an upper bound of the product's rank."""
         return self.left.shape[1]
+
+    @property
+    def exponent(self) -> float:
+        """log₂ of the largest |left[:, j]| |right[j]| in the maximum norm; −∞ if all are zero.
+
+        An entry of the product is at most `rank` times that. It is found where it overflows, too.
+        """
+        if not self.rank or 0 in self.shape:
+            return -math.inf
+        left, right = self.left.double().abs().amax(0), self.right.double().abs().amax(1)
+        return float((left.log2() + right.log2()).max())
 
     def double(self) -> Factored:
         """Both factors in float64."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import MethodError
+from isthmus.geometry.linalg import computed
 from isthmus.geometry.manifold import GeometryWarning, Logarithm, Manifold
 
 P = TypeVar("P")
@@ -200,9 +201,9 @@ def descended(
         smallest = _SMALLEST_STEP * state.natural_step
         if state.gradient_norm <= tolerance * state.pull or step < smallest:
             break
-        new = descent.at(manifold._exp(state.x, manifold.scale(step, state.direction)), state.x)
+        new = descent.tried(state, step)
         gain = _ARMIJO * step * state.gradient_norm**2
-        if not new.value <= state.value - gain + _ROUNDING * abs(state.value):
+        if new is None or not new.value <= state.value - gain + _ROUNDING * abs(state.value):
             step /= 2
             continue
         step, state = descent.next_step(step, new), new
@@ -281,6 +282,11 @@ class _Descent(Generic[P]):
                 torch.cat([torch.zeros_like(factors), nothing + 1]), logs.tangent
             ),
         )
+
+    def tried(self, state: _State[P], step: float) -> _State[P] | None:
+        """One step further; None where it is so long that numbers overflow."""
+        move = self.manifold.scale(step, state.direction)
+        return computed(lambda: self.at(self.manifold._exp(state.x, move), state.x))
 
     def next_step(self, step: float, new: _State[P]) -> float:
         """The step that the change of the gradient along the last geodesic suggests.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -19,6 +22,14 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def computed(function: Callable[[], T]) -> T | None:
+    """What it returns; None where a decomposition meets infinity, NaN or a singular matrix."""
+    try:
+        return function()
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return None
 
 
 def broadcast(*arrays: Tensor) -> tuple[Tensor, ...]:

@@ -40,7 +40,9 @@ def quotient_mean(
     That distance is a minimum over gauges, so F is the least over O_1, …, O_K of the sum with
     distances d(μ, x_k·O_k) of polar points (`AlignedSum`). Here μ and all O_k descend together,
     instead of K inner searches at every step. The direction is that of limited-memory BFGS,
-    preconditioned by the Hessian of flat space; every step that is taken lowers F.
+    preconditioned by the Hessian of flat space; every step that is taken lowers F. Where the
+    curvature nearly vanishes that direction may be so long that numbers overflow: the step is
+    halved then, as where F rises.
 
     Where that ends, the gauges are searched again over both components of O(r), and logarithms are
     taken afresh; if one is shorter, the descent goes on from there.
@@ -115,9 +117,7 @@ def _descend(
         accuracy = min(_COARSEST, max(FINEST, _FINER * place.gradient_norm))
         new = total.moved(place, Move.of(size * step, total.rank, total.count), accuracy)
         evaluations -= 1
-        lower = new.value <= place.value + _ARMIJO * size * slope
-        level = new.value <= place.value * (1 + _ROUNDING)
-        if lower or (level and new.gradient_norm < place.gradient_norm):
+        if new is not None and _lower(new, place, size * slope):
             memory.learn(size * step, new.gradient.flat() - place.gradient.flat())
             place, size = new, 1.0
             values.append(place.value)
@@ -136,6 +136,14 @@ def _descend(
         place, steps = valley
         values = values[:steps]
     return place, values, evaluations
+
+
+def _lower(new: Place, place: Place, expected: float) -> bool:
+    """Whether F falls enough for a step that should change it by that much, or rounding hides it."""
+    if new.value <= place.value + _ARMIJO * expected:
+        return True
+    level = new.value <= place.value * (1 + _ROUNDING)
+    return level and new.gradient_norm < place.gradient_norm
 
 
 def _direction(place: Place, memory: Memory) -> tuple[Tensor, float]:

@@ -19,8 +19,9 @@ alone, and their result is compressed to the asked rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -40,6 +41,13 @@ SPACES = ("full", "core", "knots", "quotient")
 
 CHUNK = 1 << 18
 """Elements of a full update that are formed at once, about."""
+
+
+LARGEST = 480
+"""log₂ of the largest update: squares of a model's matrix of such numbers sum to a finite one."""
+
+SMALLEST = -240
+"""log₂ of the updates below which they are scaled first: squares of what matters must not vanish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +85,38 @@ def merge_updates(
 
     Raises:
         MethodError: if the method cannot merge adapters or not in this space, the updates differ in
-            shape or hold NaN or infinity, or the settings admit no merge.
+            shape, hold NaN or infinity or overflow, or the settings admit no merge.
     """
     from isthmus.geometry.linalg import one_thread
 
     space = _known_space(method, space)
     _check(updates, rank)
+    exponent = max(update.exponent for update in updates)
     # On matrices this small more threads lose time, and would change the last bits.
     with one_thread():
-        if method.adapters_only:
-            return method.merge_low_rank(updates, settings, rank)
-        coefficients = method.coefficients(settings)
-        if coefficients is not None:
-            return LowRankMerge(*stacked(updates, coefficients).recompressed(rank))
-        updates = [update.double() for update in updates]
-        return _MERGES[space](method, updates, settings, rank)
+        if exponent >= SMALLEST or exponent == -math.inf:
+            return _merge(method, updates, settings, space, rank)
+        # Every method commutes with a common factor, and a power of two rounds nothing.
+        shift = min(-int(exponent) // 2, 1000)
+        found = _merge(method, [_shifted(x, shift) for x in updates], settings, space, rank)
+        return replace(found, update=_shifted(found.update, -shift))
+
+
+def _merge(
+    method: Method, updates: Sequence[Factored], settings: Settings, space: str, rank: int
+) -> LowRankMerge:
+    if method.adapters_only:
+        return method.merge_low_rank(updates, settings, rank)
+    coefficients = method.coefficients(settings)
+    if coefficients is not None:
+        return LowRankMerge(*stacked(updates, coefficients).recompressed(rank))
+    updates = [update.double() for update in updates]
+    return _MERGES[space](method, updates, settings, rank)
+
+
+def _shifted(update: Factored, shift: int) -> Factored:
+    """Both factors times two to that power."""
+    return Factored(*(factor.double() * 2.0**shift for factor in update))
 
 
 def merge_vectors(method: Method, vectors: Sequence[Tensor | None], settings: Settings) -> Tensor:
@@ -99,7 +124,8 @@ def merge_vectors(method: Method, vectors: Sequence[Tensor | None], settings: Se
 
     Args:
         method: How; adapters-only methods do as with all that an adapter stores in full.
-        vectors: Shape [n] each; None where an adapter adds nothing. One at least is not None.
+        vectors: Shape [n] each; None where an adapter adds nothing. One at least is not None. It
+            counts as zero, but takes no part in a mean of the space `quotient`, as in the module's.
         settings: The method's parameters at this module.
 
     Returns:
@@ -118,6 +144,14 @@ def merge_vectors(method: Method, vectors: Sequence[Tensor | None], settings: Se
             "Merge adapters of one base model.",
         )
     (shape,) = shapes
+    if "quotient" in method.spaces:
+        present = [k for k, vector in enumerate(vectors) if vector is not None]
+        vectors = [vectors[k] for k in present]
+        each = settings.per_expert
+        each = {name: tuple(values[k] for k in present) for name, values in each.items()}
+        settings = Settings(settings.shared, each)
+        if not any(numbers(settings, "weight")):
+            return torch.zeros(shape, dtype=torch.float64)
     rows = np.zeros((len(vectors), *shape))
     for row, vector in zip(rows, vectors, strict=True):
         if vector is not None:
@@ -269,5 +303,11 @@ def _check(updates: Sequence[Factored], rank: int) -> None:
         if not all(bool(torch.isfinite(factor).all()) for factor in update):
             raise MethodError(
                 f"the update of adapter {number} of {len(updates)} holds NaN or infinity",
+                "The adapter is probably broken. Leave it out.",
+            )
+        if update.exponent > LARGEST:
+            raise MethodError(
+                f"the update of adapter {number} of {len(updates)} overflows: its entries are of "
+                f"the order of 1e{update.exponent * math.log10(2):.0f}",
                 "The adapter is probably broken. Leave it out.",
             )

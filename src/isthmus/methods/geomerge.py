@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from isthmus.methods.adapters import LowRankMerge
 
 LEFT_OUT = "adapters that leave a module alone take no part in its mean"
+WEAK = (
+    "adapters less than 1e-9 times as strong in a module as the strongest one take no part in its "
+    "mean"
+)
 RAISED = (
     "updates of a lower rank were raised to that of the mean, by the strongest directions of the "
     "others at a tenth of their own smallest singular value"
@@ -36,7 +41,10 @@ UNCERTIFIED = (
     "the mean converged, but an adapter is farther from it than the radius within which its "
     "distance is certainly the shortest"
 )
-NO_GEODESIC = "the adapters are on each other's cut locus; this is their mean by chords"
+NO_GEODESIC = (
+    "no geodesic was found to some adapter, as where they are on each other's cut locus; this is "
+    "their mean by chords"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +93,8 @@ class GeoMerge(Method):
     ) -> LowRankMerge:
         """The mean in the joint column and row spaces of the updates.
 
-        Zero updates, at infinite distance from all of that rank, and updates of weight 0 are left
-        out. One that is alone comes back. Others are brought to one rank (`geometry.lift`).
+        Zero updates, at infinite distance from all of that rank, those NEGLIGIBLE beside the
+        strongest, and updates of weight 0 are left out. One that is alone comes back. Others are brought to one rank (`geometry.lift`).
 
         Raises:
             MethodError: if the settings admit no merge.
@@ -104,7 +112,8 @@ class GeoMerge(Method):
         left, right, cores = joint([updates[k] for k in counted])
         norms = torch.linalg.matrix_norm(cores)
         changing = norms > NEGLIGIBLE * norms.max()
-        notes: tuple[str, ...] = () if changing.all() else (LEFT_OUT,)
+        without = [k for k, changes in zip(counted, changing.tolist(), strict=True) if not changes]
+        notes = tuple(_of_absent([updates[k] for k in without]))
         present = [k for k, changes in zip(counted, changing.tolist(), strict=True) if changes]
         factor = _factor(settings)
         if len(present) < 2:
@@ -128,6 +137,13 @@ class GeoMerge(Method):
 
 def _factor(settings: Settings) -> float:
     return float(cast("float", settings.shared["lambda"]))
+
+
+def _of_absent(updates: Sequence[Factored]) -> Iterator[str]:
+    if any(update.exponent == -math.inf for update in updates):
+        yield LEFT_OUT
+    if any(update.exponent > -math.inf for update in updates):
+        yield WEAK
 
 
 def _of_ranks(points: Lifted, rank: int) -> Iterator[str]:
