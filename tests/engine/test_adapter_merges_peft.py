@@ -51,6 +51,8 @@ def llama():
 
 FAMILIES = {
     "gpt2": (gpt2, [{"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}] * 2),
+    # PEFT stores the embedding itself beside its update.
+    "gpt2's embedding": (gpt2, [{"target_modules": ["wte", "c_attn"], "fan_in_fan_out": True}] * 2),
     "rank patterns": (
         llama,
         [

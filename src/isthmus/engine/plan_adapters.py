@@ -221,7 +221,12 @@ class _Planner:
     def _obstacle(self, name: str) -> tuple[str, str] | None:
         """Why a tensor that adapters store in full cannot be merged, and the cure."""
         module, _, part = name.rpartition(".")
-        if part == "weight" and any(merge.module == module for merge in self.merges):
+        # PEFT stores the base's own weight beside the update of an embedding; that is no conflict.
+        alone = any(
+            name in view.tensors and module not in names
+            for view, names in zip(self._views, self._module_names, strict=True)
+        )
+        if part == "weight" and alone and any(merge.module == module for merge in self.merges):
             return (
                 f"{module} is stored in full by one adapter and changed by low rank in another, and no "
                 "adapter can hold both",
