@@ -6,7 +6,7 @@ Jacobian-vector and a vector-Jacobian product for each batch give a product with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -46,7 +46,8 @@ def linearized(
         MethodError: Outputs and target of different shapes, NaN or infinity.
     """
     zero = torch.zeros(dimension, dtype=dtype, device=target.device)
-    at_zero, pull = torch.func.vjp(outputs, zero)
+    pulled = torch.func.vjp(outputs, zero)
+    at_zero, pull = pulled[0], pulled[1]
     if at_zero.shape != target.shape:
         raise MethodError(
             f"outputs of shape {list(at_zero.shape)} and targets of shape {list(target.shape)}",
@@ -57,8 +58,8 @@ def linearized(
         raise MethodError("NaN or infinity among the outputs", "run the model in higher precision")
 
     def forward(d: Tensor) -> Tensor:
-        _, tangent = torch.func.jvp(outputs, (zero,), (d.to(dtype),))
-        image: Tensor = tangent.to(torch.float64)
+        pushed = torch.func.jvp(outputs, (zero,), (d.to(dtype),))
+        image: Tensor = pushed[1].to(torch.float64)
         return image
 
     def adjoint(r: Tensor) -> Tensor:
@@ -83,17 +84,16 @@ class JacobianQuadratic(Quadratic):
 
     def __init__(
         self,
-        batches: Iterable[JacobianPair] | Sequence[JacobianPair],
+        batches: Iterable[JacobianPair],
         diagonal: Tensor | None = None,
     ) -> None:
         self.batches = batches
         linear: Tensor | None = None
         constant = 0.0
-        for forward, adjoint, residual in batches:
-            del forward
-            part = adjoint(residual)
+        for batch in batches:
+            part = batch.adjoint(batch.residual)
             linear = part if linear is None else linear + part
-            constant += float(residual.square().sum())
+            constant += float(batch.residual.square().sum())
         if linear is None:
             raise MethodError("projection: no calibration batches", "give at least one")
         self.linear = linear.unsqueeze(0)
@@ -103,8 +103,8 @@ class JacobianQuadratic(Quadratic):
     def product(self, d: Tensor) -> Tensor:
         """Σ_j A_jᵀA_j d, shape [1, D]."""
         total = torch.zeros_like(d)
-        for forward, adjoint, _ in self.batches:
-            total = total + adjoint(forward(d[0])).unsqueeze(0)
+        for batch in self.batches:
+            total = total + batch.adjoint(batch.forward(d[0])).unsqueeze(0)
         return total
 
     def diagonal(self) -> Tensor | None:

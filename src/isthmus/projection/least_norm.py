@@ -153,7 +153,7 @@ def _singular(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     nullities = vanish.sum(dim=1)
     # The null space of A is the scaled one of the matrix at unit diagonal: at right angles to it d is
     # shortest. Eigenvalues ascend, so the null directions come first.
-    for nullity in nullities.unique().tolist():
+    for nullity in sorted(set(nullities.tolist())):
         if not nullity:
             continue
         those = nullities == nullity

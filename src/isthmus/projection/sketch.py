@@ -56,8 +56,8 @@ class FrequentDirections:
             raise MethodError("NaN or infinity among the residuals", "leave these examples out")
         self.total += float(chunk.square().sum())
         # Blocks of ℓ rows: a decomposition serves many examples.
-        for part in chunk.split(self.rows):
-            self._kept = torch.cat([self._kept, part])
+        for start in range(0, len(chunk), self.rows):
+            self._kept = torch.cat([self._kept, chunk[start : start + self.rows]])
             if len(self._kept) > 2 * self.rows:
                 self._shrink()
 

@@ -40,8 +40,8 @@ class Solution:
 
     @property
     def value(self) -> float:
-        """J(d)."""
-        return float(self.values.sum())
+        """J(d), not negative."""
+        return max(float(self.values.sum()), 0.0)
 
     @property
     def captured(self) -> float:
@@ -125,7 +125,7 @@ def solution(
         undetermined = torch.zeros_like(d, dtype=torch.bool)
     return Solution(
         coefficients=d,
-        values=quadratic.values(d).clamp(min=0),
+        values=quadratic.values(d),
         initial=quadratic.constant,
         residual=residual,
         converged=converged,

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import MethodError
-from isthmus.projection.accelerated import accelerated
 from isthmus.projection.constraints import FREE, Constraint
 from isthmus.projection.least_norm import (
     FORMED,
@@ -17,8 +16,9 @@ from isthmus.projection.least_norm import (
     ridged,
     unit_scale,
 )
+from isthmus.projection.proportioning import proportioning
 from isthmus.projection.quadratic import BlockQuadratic, Quadratic
-from isthmus.projection.solution import TOLERANCE, Solution, optimality, solution
+from isthmus.projection.solution import TOLERANCE, Solution, optimality, solution, units
 
 PROXIMAL = 1e-9
 """Pull towards the last round's coefficients in singular blocks, as a share of the largest diagonal."""
@@ -31,8 +31,8 @@ def solve(quadratic: Quadratic, constraint: Constraint = FREE, *, ridge: float =
     """Minimise J(d) + ρ‖d‖² under a constraint.
 
     Unconstrained: Cholesky, least norm where A is singular, conjugate gradients for large products.
-    Constrained: an active-set method up to 64 unknowns in a block, accelerated projected gradients beyond,
-    both judged by their residual. Where A is singular, the active-set method returns about the least norm
+    Constrained: an active-set method on a simplex and up to 64 unknowns in a block, conjugate gradients on faces
+    beyond, both judged by their residual. Where A is singular, the active-set method returns about the least norm
     among the minimisers.
 
     Args:
@@ -50,12 +50,12 @@ def solve(quadratic: Quadratic, constraint: Constraint = FREE, *, ridge: float =
         return least_norm(quadratic, ridge=ridge)
     if not 0 <= ridge < float("inf"):
         raise MethodError(f"a ridge of {ridge}", "give 0 or a positive share such as 1e-6")
-    if quadratic.shape[1] <= FORMED:
+    if quadratic.shape[1] <= FORMED or constraint.total is not None:
         return _by_active_sets(quadratic.formed(), constraint, ridge)
     penalised: Quadratic = quadratic
     if ridge:
         penalised = WithRidge.of(quadratic, ridge)
-    d, steps = accelerated(penalised, constraint, torch.zeros_like(quadratic.linear))
+    d, steps = proportioning(penalised, constraint, torch.zeros_like(quadratic.linear))
     return solution(quadratic, d, constraint, iterations=steps, solved=penalised)
 
 
@@ -76,12 +76,10 @@ def _by_active_sets(quadratic: BlockQuadratic, constraint: Constraint, ridge: fl
             nearer = BlockQuadratic(pulled.matrix, penalised.linear - pull * d, penalised.constant)
             d, more = _active_sets(nearer, constraint, d)
             steps = max(steps, more)
-        null = _null_coefficients(penalised.matrix, singular).expand_as(d)
-        # What a bound holds is settled by its multiplier.
-        undetermined = null & (constraint.lower < d) & (d < constraint.upper)
+        undetermined = _undetermined(penalised, singular, constraint, d)
     missed = optimality(penalised, d, constraint) > TOLERANCE
-    if missed.any():
-        d[missed], more = accelerated(penalised.only(missed), constraint, d[missed])
+    if missed.any() and constraint.total is None:
+        d[missed], more = proportioning(penalised.only(missed), constraint, d[missed])
         steps = max(steps, more)
     return solution(
         quadratic, d, constraint, iterations=steps, solved=penalised, undetermined=undetermined
@@ -117,11 +115,23 @@ def _pulls(matrix: Tensor, singular: Tensor) -> Tensor:
     return pulls
 
 
-def _null_coefficients(matrix: Tensor, singular: Tensor) -> Tensor:
-    """Which coefficients some null direction of A moves, shape [N, n]."""
-    moved = torch.zeros(matrix.shape[:2], dtype=torch.bool, device=matrix.device)
-    _, vectors, vanish = null_space(matrix[singular])
-    directions = unit_scale(matrix[singular]).unsqueeze(-1) * vectors
+def _undetermined(
+    quadratic: BlockQuadratic, singular: Tensor, constraint: Constraint, d: Tensor
+) -> Tensor:
+    """Which coefficients some null direction of A moves, and no multiplier holds: shape [N, n]."""
+    matrix = quadratic.matrix[singular]
+    multipliers = quadratic.product(d) + quadratic.linear
+    if constraint.total is not None:
+        # Null directions of a simplex sum to zero, and its multipliers are counted from their mean.
+        largest = torch.diagonal(matrix, dim1=1, dim2=2).amax(dim=1).reshape(-1, 1, 1)
+        matrix = matrix + torch.where(largest > 0, largest, 1.0)
+        multipliers = multipliers - (multipliers * d).sum(dim=1, keepdim=True) / constraint.total
+    _, vectors, vanish = null_space(matrix)
+    directions = unit_scale(matrix).unsqueeze(-1) * vectors
     directions = directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)
+    moved = torch.zeros(quadratic.matrix.shape[:2], dtype=torch.bool, device=d.device)
     moved[singular] = ((directions.square() > 1e-12) & vanish.unsqueeze(1)).any(dim=2)
-    return moved
+    scale = units(quadratic, constraint)
+    size = torch.maximum((quadratic.linear * scale).abs(), (d / scale).abs())
+    loose = (multipliers * scale).abs() <= TOLERANCE * size.amax(dim=1, keepdim=True)
+    return moved & loose & (constraint.lower < constraint.upper)
