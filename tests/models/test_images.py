@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import CalibrationError
-from isthmus.models.images import read_images
+from isthmus.models.images import read_images, sample_images
 
 
 def idx(array, kind=8):
@@ -90,3 +90,10 @@ def test_image_files_without_pillow_name_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     (tmp_path / "a.png").touch()
     assert "isthmus[calibration]" in refused(tmp_path)
+
+
+def test_the_sample_depends_on_contents_and_seed_alone():
+    images = list(np.random.default_rng(0).random((20, 2, 2, 1), np.float32))
+    chosen = sample_images(images, 5, seed=1)
+    np.testing.assert_array_equal(sample_images(images[::-1], 5, seed=1), chosen)
+    assert not np.array_equal(sample_images(images, 5, seed=2), chosen)

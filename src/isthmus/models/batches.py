@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -64,7 +64,7 @@ def text_batches(
 
 
 def image_batches(
-    images: Iterator[Image], config: Mapping[str, Any], processor: Any = None
+    images: Iterable[Image], config: Mapping[str, Any], processor: Any = None
 ) -> list[dict[str, Tensor]]:
     """`pixel_values` of shape [B, channels, height, width].
 
@@ -80,7 +80,8 @@ def image_batches(
     size = described.get("image_size")
     expected = (described.get("num_channels", 3), *(size if isinstance(size, list) else [size] * 2))
     batches = []
-    while part := list(islice(images, BATCH_IMAGES)):
+    remaining = iter(images)
+    while part := list(islice(remaining, BATCH_IMAGES)):
         if processor is None:
             rows = [torch.from_numpy(image).permute(2, 0, 1) for image in part]
         else:

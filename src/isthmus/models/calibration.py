@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus.checkpoints import open_checkpoint
+from isthmus.checkpoints import Checkpoint, open_checkpoint
 from isthmus.errors import CalibrationError, MethodError
 from isthmus.models.blocks import Blocks, find_blocks
 from isthmus.models.network import Weights, empty_network
@@ -37,7 +37,7 @@ def calibrate(
     keep: torch.dtype = torch.float32,
     report: Report = lambda _done, _total: None,
 ) -> Moments:
-    """Σ xxᵀ of the inputs x of every linear layer of a model; see `calibrate_parts`.
+    """Σ xxᵀ of the inputs x of every linear layer of a model, all in memory at once.
 
     Args:
         reference: A model as `open_checkpoint` takes it, with a `config.json`.
@@ -46,21 +46,53 @@ def calibrate(
         report: Is told of progress.
 
     Returns:
-        By the weight's name in the checkpoint. Layers that have their input in common, such as query,
-        key and value, share one object. An output embedding that is tied stands under the name of the
-        input embedding.
+        By the weight's name in the checkpoint; see `calibrate_checkpoint`.
 
     Raises:
         CalibrationError: if the model cannot be built or run block by block, or gives NaN.
         CheckpointError: if the model cannot be opened or read.
     """
     with open_checkpoint(reference) as checkpoint:
-        network = empty_network(checkpoint)
-        weights = Weights(network, checkpoint)
-        parts = calibrate_parts(
-            network, find_blocks(network), batches, weights=weights, keep=keep, report=report
-        )
-        return {weights.stored[name]: moments for part in parts for name, moments in part.items()}
+        parts = calibrate_checkpoint(checkpoint, batches, keep=keep, report=report)
+        return {name: moments for part in parts for name, moments in part.items()}
+
+
+def calibrate_checkpoint(
+    checkpoint: Checkpoint,
+    batches: Sequence[Batch],
+    *,
+    keep: torch.dtype = torch.float32,
+    report: Report = lambda _done, _total: None,
+) -> Iterator[Moments]:
+    """As `calibrate_parts`, for a model on disk.
+
+    Yields:
+        By the weight's name in the checkpoint. Layers that have their input in common, such as query,
+        key and value, share one object. An output embedding that is tied stands under the name of the
+        input embedding.
+
+    Raises:
+        CalibrationError: if the model cannot be built or run block by block, gives NaN, or two of its
+            linear layers have one weight.
+        CheckpointError: if the model cannot be read.
+    """
+    network = empty_network(checkpoint)
+    weights = Weights(network, checkpoint)
+    seen: set[str] = set()
+    for part in calibrate_parts(
+        network, find_blocks(network), batches, weights=weights, keep=keep, report=report
+    ):
+        named: Moments = {}
+        for layer, moments in part.items():
+            name = weights.stored[layer]
+            if name in seen:
+                raise CalibrationError(
+                    f"{checkpoint.label}: {name} is the weight of several linear layers",
+                    "Their inputs cannot be told apart; this architecture is not supported.",
+                )
+            seen.add(name)
+            named[name] = moments
+        yield named
 
 
 def calibrate_parts(

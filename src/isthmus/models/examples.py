@@ -61,7 +61,17 @@ def sample_examples(examples: Iterable[Example], count: int, seed: int) -> list[
         count: How many to choose; all of them where there are fewer.
         seed: Another seed, another choice.
     """
-    return heapq.nsmallest(count, examples, key=lambda example: _lot(example, seed))
+
+    def drawn(example: Example) -> bytes:
+        content = json.dumps(example, ensure_ascii=False, sort_keys=True)
+        return lot(content.encode("utf-8", "surrogatepass"), seed)
+
+    return heapq.nsmallest(count, examples, key=drawn)
+
+
+def lot(content: bytes, seed: int) -> bytes:
+    """What an example draws: the examples with the smallest lots are chosen."""
+    return hashlib.sha256(f"{seed}:".encode() + content).digest()
 
 
 def example_text(example: Example, tokenizer: Any) -> str:
@@ -84,11 +94,6 @@ def example_text(example: Example, tokenizer: Any) -> str:
             f"the tokenizer's chat template refuses a conversation: {error}",
             "See that roles and their order are those that the model knows.",
         ) from error
-
-
-def _lot(example: Example, seed: int) -> bytes:
-    content = json.dumps([seed, example], ensure_ascii=False, sort_keys=True)
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
 
 
 def _files(path: Path) -> list[Path]:

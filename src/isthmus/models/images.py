@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import heapq
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import CalibrationError
+from isthmus.models.examples import lot
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 """Endings of the image files that a folder is searched for."""
@@ -42,6 +44,11 @@ def read_images(path: Path) -> Iterator[Image]:
             f"An idx file's name ends in {', '.join(_IDX)}.",
         )
     return iter(_idx(path))
+
+
+def sample_images(images: Iterable[Image], count: int, seed: int) -> list[Image]:
+    """Choose images at random, as `sample_examples` chooses texts."""
+    return heapq.nsmallest(count, images, key=lambda image: lot(image.tobytes(), seed))
 
 
 def _folder(path: Path) -> Iterator[Image]:
