@@ -44,6 +44,24 @@ def saved(folder: Path, name: str, seed: int = 0, **changes) -> Path:
     return folder
 
 
+def add_tokenizer(folder: Path, words: tuple[str, ...]) -> Path:
+    """A word a token, ids from 3 on; 0 is padding, 1 and 2 are special."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<s>": 1, "<unk>": 2}
+    vocabulary |= {word: number for number, word in enumerate(words, start=3)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", bos_token="<s>"
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
 def sequences(seed: int = 0, lengths=(3, 9, 5, 9, 1, 7)) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return [torch.randint(3, VOCABULARY, (length,), generator=draw) for length in lengths]
