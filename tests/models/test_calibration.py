@@ -200,6 +200,15 @@ def test_weights_that_do_not_fit_the_configuration(tmp_path):
         calibrate(folder, padded(sequences()))
 
 
+def test_the_architecture_implies_the_type(tmp_path):
+    folder = saved(tmp_path, "bert")
+    expected = calibrate(str(folder), padded(sequences()))
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert calibrate(str(folder), padded(sequences())).keys() == expected.keys()
+
+
 def test_an_unknown_architecture(tmp_path):
     folder = changed_config(saved(tmp_path, "llama"), model_type="of_tomorrow")
     with pytest.raises(CalibrationError, match="of_tomorrow"):
@@ -227,9 +236,42 @@ class Stack(nn.Module):
         return x
 
 
-class Pair(nn.Linear):
+class Listing(nn.Linear):
     def forward(self, x):
-        return super().forward(x), x
+        return [super().forward(x)]
+
+
+class Pair(nn.Linear):
+    """Gives a second tensor, which it takes too."""
+
+    def forward(self, x, more=None):
+        return super().forward(x if more is None else x + more), x.square()
+
+
+class First(Stack):
+    """Leaves the blocks' second outputs alone."""
+
+    def forward(self, x):
+        for block in self.blocks:
+            x, _ = block(x)
+        return x
+
+
+class Both(Stack):
+    def forward(self, x):
+        more = None
+        for block in self.blocks:
+            x, more = block(x, more)
+        return x
+
+
+class Transformed(Stack):
+    def forward(self, x):
+        more = None
+        for block in self.blocks:
+            x, more = block(x, more)
+            more = 2 * more
+        return x
 
 
 @pytest.mark.parametrize(
@@ -240,12 +282,24 @@ class Pair(nn.Linear):
         (Stack([0, 1, 1]), "out of turn or twice"),
         (Stack([1, 0]), "out of turn or twice"),
         (Stack([0, 1], lambda x: 2 * x), "does not take the output"),
-        (Stack([0, 1], block=Pair), "more than one tensor"),
+        (Stack([0, 1], block=Listing), "gives no tensor first"),
+        (Both([0, 1], block=Pair), "takes more than one output"),
+        (Transformed([0, 1], block=Pair), "takes more than one output"),
     ],
 )
 def test_networks_that_do_not_run_in_blocks(network, message):
     with pytest.raises(CalibrationError, match=message):
         list(calibrate_parts(network, find_blocks(network), [{"x": torch.ones(2, 4)}]))
+
+
+def test_further_outputs_that_no_block_takes_do_no_harm():
+    network = First([], block=Pair)
+    x = torch.randn(5, 4)
+    grams, counts = listened(network, [{"x": x}])
+    parts = calibrate_parts(network, find_blocks(network), [{"x": half} for half in x.split(3)])
+    found = {name: moments for part in parts for name, moments in part.items()}
+    for name, gram in grams.items():
+        same(found[f"{name}.weight"], gram, counts[name])
 
 
 def test_padding_that_cannot_be_told_from_the_rest():

@@ -110,8 +110,8 @@ def calibrate_parts(
 
     Args:
         network: In evaluation mode.
-        blocks: Each takes the output of the one before it, and gives a tensor, or a tuple of one tensor
-            and what is none.
+        blocks: Each takes the output of the one before it, and gives a tensor, or a tuple that begins
+            with it.
         batches: At least one.
         weights: Loads the parameters; None where the network has them.
         keep: The number format of activations between blocks.
@@ -257,6 +257,7 @@ class _Run:
                     raise self._not_in_blocks(
                         f"{self.blocks.names[number]} does not take the output of the block before"
                     )
+                self._require_apart(self.blocks.names[number], call)
                 calls.append(call)
                 # Another object each time, to be known again.
                 states.append(hidden.view_as(hidden))
@@ -277,16 +278,26 @@ class _Run:
         return hidden if self.rest is None else (hidden, *self.rest)
 
     def _rest(self, output: Any) -> tuple[Any, ...] | None:
+        """What stands for a block's further outputs, such as attention weights, in a pass over it.
+
+        They are not known then. A block that takes one all the same gets NaN, which is noticed.
+        """
         if isinstance(output, Tensor):
             return None
-        if (
-            isinstance(output, tuple)
-            and output
-            and isinstance(output[0], Tensor)
-            and not any(isinstance(more, Tensor) for more in output[1:])
-        ):
-            return output[1:]
-        raise self._not_in_blocks("a block gives more than one tensor")
+        if not isinstance(output, tuple) or not output or not isinstance(output[0], Tensor):
+            raise self._not_in_blocks("a block gives no tensor first")
+        return tuple(
+            torch.full_like(more, torch.nan, dtype=torch.float32)
+            if isinstance(more, Tensor)
+            else more
+            for more in output[1:]
+        )
+
+    def _require_apart(self, name: str, call: _Call) -> None:
+        """Refuse a block that takes more than hidden states from the one before it."""
+        values = (*call.arguments, *call.keywords.values())
+        if self.rest and any(isinstance(value, Tensor) and value.isnan().any() for value in values):
+            raise self._not_in_blocks(f"{name} takes more than one output of the block before")
 
     def _not_in_blocks(self, reason: str) -> CalibrationError:
         return CalibrationError(

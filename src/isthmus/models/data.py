@@ -16,6 +16,9 @@ from isthmus.models.images import read_images, sample_images
 
 _PROCESSOR = "preprocessor_config.json"
 
+_REASON = 300
+"""Characters of a library's message; some tell all that they know."""
+
 
 def calibration_batches(
     checkpoint: Checkpoint,
@@ -62,7 +65,7 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # its errors differ between versions and tokenizers
-        reason = str(error).strip().partition("\n")[0]
+        reason = " ".join(str(error).split())[:_REASON]
         raise CalibrationError(
             f"{folder} has no tokenizer that can be loaded: {reason}",
             "Put the files of the model's tokenizer into the folder.",
@@ -77,7 +80,7 @@ def _processor(folder: Path) -> Any:
     try:
         return transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # as above
-        reason = str(error).strip().partition("\n")[0]
+        reason = " ".join(str(error).split())[:_REASON]
         raise CalibrationError(
             f"{folder / _PROCESSOR} cannot be used: {reason}",
             "Install what it asks for, or take it away and give images of the model's size.",

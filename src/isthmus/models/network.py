@@ -24,17 +24,22 @@ def empty_network(checkpoint: Checkpoint) -> nn.Module:
     """
     import transformers
 
-    config = checkpoint.config
-    if config is None or "model_type" not in config:
+    config = checkpoint.config or {}
+    names = config.get("architectures") or []
+    architecture = getattr(transformers, names[0], None) if names else None
+    # Old configurations lack the type, which the architecture implies.
+    kind = config.get("model_type") or getattr(architecture, "__name__", None)
+    if kind is None:
         raise CalibrationError(
             f"{checkpoint.label} has no config.json with a model_type",
-            "Name a folder in the Hub's layout.",
+            "Name a folder in the Hub's layout, or add the model_type to its config.json.",
         )
-    kind = config["model_type"]
     try:
-        described = transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
-        names = config.get("architectures") or []
-        architecture = getattr(transformers, names[0], None) if names else None
+        if "model_type" in config:
+            describes = transformers.CONFIG_MAPPING[kind]
+        else:
+            describes = getattr(architecture, "config_class", None)
+        described = describes.from_dict(dict(config))
         with _parameters_on_meta():
             if architecture is None:
                 network: nn.Module = transformers.AutoModel.from_config(described)
