@@ -15,7 +15,7 @@ from isthmus.errors import CalibrationError
 from isthmus.models.blocks import find_blocks, given_blocks
 from isthmus.models.calibration import calibrate, calibrate_parts
 
-from .networks import LAYERS, NAMES, build, images, padded, saved, sequences
+from .networks import LAYERS, NAMES, VOCABULARY, build, images, padded, saved, sequences
 
 
 def listened(network, inputs):
@@ -109,6 +109,19 @@ def test_a_tied_head_stands_under_the_embedding_that_is_stored(tmp_path):
         build("llama", tie_word_embeddings=True), [{"input_ids": row[None]} for row in sequences()]
     )
     same(found["model.embed_tokens.weight"], grams["lm_head"], counts["lm_head"])
+
+
+def test_the_outputs_of_a_language_model_are_never_computed(tmp_path, monkeypatch):
+    folder, sizes, plain = saved(tmp_path, "llama"), set(), nn.Linear.forward
+
+    def forward(self, x):
+        sizes.add(self.out_features)
+        return plain(self, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    assert "lm_head.weight" in calibrate(str(folder), padded(sequences()))
+    assert 24 in sizes
+    assert VOCABULARY not in sizes
 
 
 def test_activations_may_be_kept_in_fewer_bits(tmp_path):

@@ -15,7 +15,7 @@ from isthmus.models.examples import Example, example_text
 from isthmus.models.images import Image
 
 BATCH_TOKENS = 2048
-"""Tokens of a batch, padding included: a head of 128,000 outputs then takes 1 GiB."""
+"""Tokens of a batch, padding included."""
 
 BATCH_IMAGES = 8
 

@@ -179,6 +179,8 @@ class _Run:
         self.network, self.blocks, self.batches = network, blocks, batches
         self.weights, self.keep = weights, keep
         self.modules = [network.get_submodule(name) for name in blocks.names]
+        # Its outputs would be by far the largest tensor, and nothing follows.
+        self.head = getattr(network, "get_output_embeddings", lambda: None)()
         self.states: list[Tensor] = []
         self.calls: list[list[_Call]] = []
         self.rest: tuple[Any, ...] | None = None
@@ -216,7 +218,7 @@ class _Run:
         """Run the network on the last block's outputs, the blocks being passed over."""
         outside = {*self.blocks.before, *self.blocks.after}
         layers = {name: layer for name, layer in _linear_layers(self.network) if name in outside}
-        listener = _Listener(layers)
+        listener = _Listener(layers, last=self.head)
         with self._loaded_outside(), listener:
             for index, batch in enumerate(self.batches):
                 listener.begin(batch)
@@ -265,7 +267,10 @@ class _Run:
 
             return record
 
-        with self._instead([recorder(number) for number in range(len(self.modules))]):
+        with (
+            self._instead([recorder(number) for number in range(len(self.modules))]),
+            _Listener({}, last=self.head),
+        ):
             self._forward(batch)
         if len(calls) != len(self.modules):
             raise self._not_in_blocks(f"{self.blocks.names[len(calls)]} is not called")
@@ -344,10 +349,13 @@ class _Listener:
     """Adds up the inputs of linear layers, while it is open."""
 
     layers: Mapping[str, nn.Module]
+    last: nn.Module | None = None
+    """Where the forward pass ends, if all other layers have been heard."""
     moments: Moments = field(default_factory=dict)
 
     def __enter__(self) -> _Listener:
         self._leaders: dict[str, str] = {}
+        self._called: set[str] = set()
         self._hooks = ExitStack()
         for name, layer in self.layers.items():
             handle = layer.register_forward_pre_hook(
@@ -357,6 +365,8 @@ class _Listener:
                 with_kwargs=True,
             )
             self._hooks.callback(handle.remove)
+        if self.last is not None:
+            self._hooks.callback(self.last.register_forward_pre_hook(self._leave).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -367,8 +377,14 @@ class _Listener:
         self._mask = batch.get("attention_mask")
         self._size = len(next(iter(batch.values())))
         self._heard: list[tuple[Tensor, str]] = []
+        self._called.clear()
+
+    def _leave(self, *_: object) -> None:
+        if self._called == self.layers.keys():
+            raise _Enough
 
     def _hear(self, name: str, x: Tensor) -> None:
+        self._called.add(name)
         weight = f"{name}.weight"
         # The tensors are held until the batch ends, so that no other one can be taken for them.
         leader = next((other for heard, other in self._heard if heard is x), weight)
