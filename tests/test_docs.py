@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from isthmus.cli.main import app
 
 from .engine.models import family, recipe
+from .models.networks import add_tokenizer, saved
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,6 +26,15 @@ def workplace(tmp_path, monkeypatch):
     content = recipe("ties", [Path("expert1"), Path("expert2")], Path("base"))
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content))
     return tmp_path
+
+
+@pytest.fixture
+def calibration(workplace):
+    """A model that runs, and a text for it."""
+    saved(workplace / "model", "llama", max_position_embeddings=256)
+    add_tokenizer(workplace / "model", ("one", "two", "plus", "is"))
+    lines = ['{"question": "one plus two", "answer": 3}', '{"question": "two plus is one"}']
+    (workplace / "problems.jsonl").write_text("\n".join(lines))
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -55,6 +65,15 @@ def test_console_examples(page):
     for command in commands:
         result = CliRunner().invoke(app, shlex.split(command))
         assert result.exit_code == 0, (command, result.output, result.exception)
+
+
+@pytest.mark.usefixtures("calibration")
+def test_calibration_examples():
+    (command,) = re.findall(r"\$ isthmus (.*)", blocks("docs/calibration.md", "console")[0])
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, (result.output, result.exception)
+    for example in blocks("docs/calibration.md", "python"):
+        exec(compile(example, "docs/calibration.md", "exec"), {})
 
 
 def test_every_page_is_linked_from_the_readme():

@@ -39,3 +39,7 @@ class OutputError(IsthmusError):
 
 class NonFiniteError(IsthmusError):
     """An input or a result holds NaN or infinity."""
+
+
+class CalibrationError(IsthmusError):
+    """Calibration data, or the network that should run on it, cannot be used."""

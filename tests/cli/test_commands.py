@@ -40,7 +40,7 @@ def invoke(*arguments):
 def test_help_teaches_and_names_every_command():
     result = invoke("--help")
     assert result.exit_code == 0
-    for command in ("merge", "inspect", "methods", "verify", "demo"):
+    for command in ("merge", "inspect", "calibrate", "methods", "verify", "demo"):
         assert command in result.stdout
     assert "merge_method: ties" in invoke("merge", "--help").stdout
 

@@ -12,30 +12,41 @@ QUIET_SECONDS = 10.0
 """Plain lines come at most this often."""
 
 
-def terminal_progress() -> Progress:
-    """A bar when stderr is a terminal, lines otherwise."""
-    return _Bar() if sys.stderr.isatty() else _Lines()
+def terminal_progress(*, counts: bool = False) -> Progress:
+    """A bar when stderr is a terminal, lines otherwise.
+
+    Args:
+        counts: What is counted are steps, not bytes.
+    """
+    return _Bar(counts) if sys.stderr.isatty() else _Lines()
 
 
 class _Bar:
     """rich's progress bar on stderr."""
+
+    def __init__(self, counts: bool) -> None:
+        self._counts = counts
 
     def begin(self, what: str, total_bytes: int) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
+            ProgressColumn,
             TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
         from rich.progress import Progress as Bars
 
+        amount: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()]
+        if self._counts:
+            amount = [MofNCompleteColumn()]
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            *amount,
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )

@@ -23,7 +23,7 @@ LARGEST_BFLOAT16 = 0x7F7F0000
 """The largest finite number of bfloat16, as bits of float32."""
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile without holding the interpreter's lock, and keep the result for the next process."""
     # Division as numpy divides: by zero too, and in vector instructions.
     options = {"nogil": True, "error_model": "numpy"}
@@ -33,7 +33,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return cast("Callable[..., Any]", numba.njit(**options)(function))
 
 
-@_compiled
+@compiled
 def count_digits(bits, sign_free, low, known, counts):  # type: ignore[no-untyped-def]
     """Count the 16 bits above bit `low` of those elements whose higher bits are `known`.
 
@@ -50,7 +50,7 @@ def count_digits(bits, sign_free, low, known, counts):  # type: ignore[no-untype
             counts[digit & 0xFFFF] += 1
 
 
-@_compiled
+@compiled
 def trim(rows, thresholds):  # type: ignore[no-untyped-def]
     """Multiply by zero what is smaller than its row's threshold; see `sparsify.trim`.
 
@@ -67,7 +67,7 @@ def trim(rows, thresholds):  # type: ignore[no-untyped-def]
             row[i] = value * (one if abs(value) >= threshold else zero)
 
 
-@_compiled
+@compiled
 def merge_agreeing(rows, weights, mean, merged):  # type: ignore[no-untyped-def]
     """Elect a sign for every entry and merge the rows that have it; see `consensus`.
 
@@ -107,7 +107,7 @@ def merge_agreeing(rows, weights, mean, merged):  # type: ignore[no-untyped-def]
                 total[i] /= divisor[i] + (one if divisor[i] == zero else zero)
 
 
-@_compiled
+@compiled
 def weighted_sum_of_bfloat16(codes, weights, divisor, merged):  # type: ignore[no-untyped-def]
     """Merge bfloat16 numbers in float32, and round; see `weighted.weighted_sum_of_bfloat16`.
 

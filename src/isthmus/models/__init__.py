@@ -1,0 +1,1 @@
+"""Running real networks: calibration data, their blocks, statistics of their activations."""

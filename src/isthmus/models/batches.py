@@ -1,0 +1,133 @@
+"""Batches that a network takes, made of texts or images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.errors import CalibrationError
+from isthmus.models.examples import Example, example_text
+from isthmus.models.images import Image
+
+BATCH_TOKENS = 2048
+"""Tokens of a batch, padding included."""
+
+BATCH_IMAGES = 8
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+
+
+def text_batches(
+    examples: Sequence[Example], tokenizer: Any, config: Mapping[str, Any], tokens: int
+) -> list[dict[str, Tensor]]:
+    """`input_ids` and `attention_mask`, both of shape [B, T], padded on the right.
+
+    Texts of about equal length share a batch, so that there is little padding.
+
+    Args:
+        examples: Texts and conversations.
+        tokenizer: The model's own.
+        config: The model's parsed `config.json`.
+        tokens: Longer texts are cut after so many.
+
+    Raises:
+        CalibrationError: if no text has any token, a text is longer than the model allows, or the
+            tokenizer gives an id that the model has no embedding for.
+    """
+    described = config.get("text_config", config)
+    rows = [row for example in examples if (row := _ids(example, tokenizer, tokens))]
+    if not rows:
+        raise CalibrationError(
+            "the calibration examples have no tokens",
+            "Give texts that the model's tokenizer knows.",
+        )
+    rows.sort(key=lambda row: (-len(row), row))
+    longest = _longest(described, tokenizer)
+    if longest is not None and len(rows[0]) > longest:
+        raise CalibrationError(
+            f"a calibration example has {len(rows[0])} tokens; the model takes {longest}",
+            f"Cut examples shorter: --tokens {longest}.",
+        )
+    size = described.get("vocab_size")
+    largest = max(map(max, rows))
+    if size is not None and largest >= size:
+        raise CalibrationError(
+            f"the tokenizer gives the id {largest}; the model has {size} embeddings",
+            "Use the tokenizer that belongs to the model.",
+        )
+    return [_padded(part, described.get("pad_token_id") or 0) for part in _parts(rows)]
+
+
+def image_batches(
+    images: Iterable[Image], config: Mapping[str, Any], processor: Any = None
+) -> list[dict[str, Tensor]]:
+    """`pixel_values` of shape [B, channels, height, width].
+
+    Args:
+        images: Shape [height, width, channels] each, values 0 to 1.
+        config: The model's parsed `config.json`.
+        processor: The model's image processor; without one, images go in as they are.
+
+    Raises:
+        CalibrationError: if an image has not the shape that the model takes.
+    """
+    described = config.get("vision_config", config)
+    size = described.get("image_size")
+    expected = (described.get("num_channels", 3), *(size if isinstance(size, list) else [size] * 2))
+    batches = []
+    remaining = iter(images)
+    while part := list(islice(remaining, BATCH_IMAGES)):
+        if processor is None:
+            rows = [torch.from_numpy(image).permute(2, 0, 1) for image in part]
+        else:
+            # It takes bytes; what it does with floating point differs between versions.
+            pixels = [np.rint(image * 255).astype(np.uint8) for image in part]
+            coloured = [np.repeat(one, 3, axis=-1) if one.shape[-1] == 1 else one for one in pixels]
+            rows = list(processor(images=coloured, return_tensors="pt")["pixel_values"])
+        for row in rows:
+            if size is not None and tuple(row.shape) != expected:
+                raise CalibrationError(
+                    f"a calibration image has shape {list(row.shape)} (channels, height, width); the "
+                    f"model takes {list(expected)}",
+                    "Resize the images, or put preprocessor_config.json beside the model.",
+                )
+        batches.append({"pixel_values": torch.stack(rows).float()})
+    return batches
+
+
+def _ids(example: Example, tokenizer: Any, tokens: int) -> list[int]:
+    # A chat template writes the special tokens itself.
+    plain = isinstance(example, str)
+    text = example_text(example, tokenizer)
+    encoded = tokenizer(text, truncation=True, max_length=tokens, add_special_tokens=plain)
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def _longest(config: Mapping[str, Any], tokenizer: Any) -> int | None:
+    """RoBERTa has two positions more than it takes tokens, which its tokenizer knows."""
+    known = [config[key] for key in _LENGTHS if config.get(key)]
+    return min([*known, tokenizer.model_max_length]) if known else None
+
+
+def _parts(rows: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Runs of rows, the longest first, that fit in a batch."""
+    start = 0
+    while start < len(rows):
+        count = max(1, BATCH_TOKENS // len(rows[start]))
+        yield rows[start : start + count]
+        start += count
+
+
+def _padded(rows: list[list[int]], pad: int) -> dict[str, Tensor]:
+    ids = torch.full((len(rows), len(rows[0])), pad)
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+        mask[number, : len(row)] = 1
+    return {"input_ids": ids, "attention_mask": mask}

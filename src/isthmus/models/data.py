@@ -1,0 +1,87 @@
+"""From the user's files to the batches that a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from isthmus.checkpoints import Checkpoint
+from isthmus.errors import CalibrationError
+from isthmus.models.batches import image_batches, text_batches
+from isthmus.models.examples import read_examples, sample_examples
+from isthmus.models.images import read_images, sample_images
+
+_PROCESSOR = "preprocessor_config.json"
+
+_REASON = 300
+"""Characters of a library's message; some tell all that they know."""
+
+
+def calibration_batches(
+    checkpoint: Checkpoint,
+    data: Path,
+    *,
+    column: str | None = None,
+    examples: int = 128,
+    tokens: int = 256,
+    seed: int = 0,
+) -> list[dict[str, Tensor]]:
+    """Batches of randomly chosen examples: of texts, or of images where the model takes images alone.
+
+    Args:
+        checkpoint: A model with its tokenizer, if it has one.
+        data: As `read_examples` or `read_images` takes it.
+        column: The column of the texts.
+        examples: How many to choose; all of them where there are fewer.
+        tokens: Longer texts are cut after so many.
+        seed: For the choice.
+
+    Raises:
+        CalibrationError: if the data, the tokenizer or the model cannot be used, or do not fit.
+    """
+    config = checkpoint.config
+    if config is None or checkpoint.path is None:
+        raise CalibrationError(
+            f"{checkpoint.label} has no config.json", "Name a folder in the Hub's layout."
+        )
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    if _sees_alone(config):
+        images = sample_images(read_images(data), examples, seed)
+        return image_batches(images, config, _processor(folder))
+    chosen = sample_examples(read_examples(data, column), examples, seed)
+    return text_batches(chosen, _tokenizer(folder), config, tokens)
+
+
+def _sees_alone(config: Mapping[str, Any]) -> bool:
+    return "image_size" in config and "vocab_size" not in config and "text_config" not in config
+
+
+def _tokenizer(folder: Path) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # its errors differ between versions and tokenizers
+        reason = " ".join(str(error).split())[:_REASON]
+        raise CalibrationError(
+            f"{folder} has no tokenizer that can be loaded: {reason}",
+            "Put the files of the model's tokenizer into the folder.",
+        ) from error
+
+
+def _processor(folder: Path) -> Any:
+    if not (folder / _PROCESSOR).exists():
+        return None
+    import transformers
+
+    try:
+        return transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # as above
+        reason = " ".join(str(error).split())[:_REASON]
+        raise CalibrationError(
+            f"{folder / _PROCESSOR} cannot be used: {reason}",
+            "Install what it asks for, or take it away and give images of the model's size.",
+        ) from error
