@@ -65,6 +65,10 @@ class Basis(ABC):
         """
         return SpanQuadratic.of(self, objective)
 
+    def closed_form(self, objective: LayerObjective) -> Tensor | None:  # noqa: ARG002
+        """The least-norm minimiser without constraints, shape [N, n], where a formula gives it."""
+        return None
+
     def point(self, heuristic: Heuristic) -> Tensor:
         """The coefficients d with Δ(d) = the heuristic's correction, shape [N, n].
 

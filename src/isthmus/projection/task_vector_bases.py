@@ -247,6 +247,15 @@ class Elementwise(TaskVectorBasis):
         """τ_k² times the diagonal of C."""
         return self.gathered(self.task_vectors.square() * diagonal)
 
+    def closed_form(self, objective: LayerObjective) -> Tensor | None:
+        """Regression, shared among the experts by τ_k/Σ τ²; where C is regular and every entry changed."""
+        tau = self.task_vectors
+        fitting(objective, (tau.shape[1], tau.shape[2]))
+        energy = tau.square().sum(dim=0)
+        if len(objective.spectrum[0]) < tau.shape[2] or not (energy > 0).all():
+            return None
+        return self.adjoint(objective.regression() / energy)
+
     def quadratic(self, objective: LayerObjective) -> Quadratic:
         """A product: the blocks would take K²n² numbers for each row."""
         fitting(objective, (self.task_vectors.shape[1], self.task_vectors.shape[2]))
