@@ -78,12 +78,23 @@ def _by_active_sets(quadratic: BlockQuadratic, constraint: Constraint, ridge: fl
             steps = max(steps, more)
         undetermined = _undetermined(penalised, singular, constraint, d)
     missed = optimality(penalised, d, constraint) > TOLERANCE
-    if missed.any() and constraint.total is None:
-        d[missed], more = proportioning(penalised.only(missed), constraint, d[missed])
+    if missed.any():
+        d[missed], more = _retried(penalised.only(missed), constraint, d[missed])
         steps = max(steps, more)
     return solution(
         quadratic, d, constraint, iterations=steps, solved=penalised, undetermined=undetermined
     )
+
+
+def _retried(quadratic: BlockQuadratic, constraint: Constraint, d: Tensor) -> tuple[Tensor, int]:
+    """Better coefficients of blocks where the first answer is not good enough, if there are any."""
+    # Nearly singular blocks: the pull was stronger than the weakest direction.
+    again, steps = _active_sets(quadratic, constraint, d)
+    if constraint.total is None:
+        again, more = proportioning(quadratic, constraint, again)
+        steps = max(steps, more)
+    before, after = (optimality(quadratic, one, constraint) for one in (d, again))
+    return torch.where((after < before).unsqueeze(1), again, d), steps
 
 
 def _active_sets(
