@@ -126,10 +126,11 @@ NESTED = [
 @pytest.mark.parametrize("seed", range(5))
 def test_a_larger_basis_captures_more(seed, constraint):
     one = layer(seed)
-    captured = {
-        name: project(basis, one.objective, constraint).captured
-        for name, basis in bases(one).items()
-    }
+    found = {name: project(basis, one.objective, constraint) for name, basis in bases(one).items()}
+    for projection in found.values():
+        assert projection.solution.converged
+        assert constraint.contains(projection.solution.coefficients)
+    captured = {name: projection.captured for name, projection in found.items()}
     for small, large in NESTED:
         assert captured[small] <= captured[large] + 1e-9, (small, large)
     assert captured["scalar"] > 0
