@@ -32,7 +32,9 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "docs/geometry.md", "docs/projection.md", "README.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/python.md", "docs/geometry.md", "docs/projection.md", "README.md"]
+)
 @pytest.mark.usefixtures("workplace")
 def test_python_examples(page):
     examples = blocks(page, "python")
