@@ -154,11 +154,35 @@ def robustness_table(methods: dict[str, Any]) -> str:
     )
 
 
+def projection_table(results: dict[str, Any]) -> str:
+    """Medians of the rounds; scipy's time is that of its sample, scaled up."""
+    rows = []
+    for name, contest in results["contests"].items():
+        for constraint, rounds in contest["isthmus"].items():
+            seconds = median(one["seconds"] for one in rounds)
+            worst = max(one["residual"] for one in rounds)
+            rows.append(
+                [name, f"isthmus, {constraint}", f"{seconds:.1f} s", f"residual {worst:.0e}"]
+            )
+        for method, rounds in contest["scipy"].items():
+            seconds = median(one["for_all"] for one in rounds)
+            gap = max(one["largest_difference"] for one in rounds)
+            rows.append(
+                [
+                    name,
+                    f"lsq_linear `{method}`, box, from {rounds[0]['sample']:,} programmes",
+                    f"{seconds:,.0f} s",
+                    f"differs by {gap:.0e}",
+                ]
+            )
+    return table(["experts", "who", "time", "worst"], rows)
+
+
 def tables() -> dict[str, str]:
     """All tables of the page by name."""
-    engine, parity, robustness = (
+    engine, parity, robustness, projection = (
         json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("engine", "parity", "robustness")
+        for name in ("engine", "parity", "robustness", "projection_solvers")
     )
     contests = engine["contests"]
     machines = [contest["machine"] for methods in contests.values() for contest in methods.values()]
@@ -171,6 +195,7 @@ def tables() -> dict[str, str]:
         "parity": parity_table(parity["worst_absolute_difference"]),
         "random": random_table(parity["random_methods"]),
         "robustness": robustness_table(robustness["methods"]),
+        "projection": projection_table(projection),
     }
 
 

@@ -44,7 +44,14 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "page",
-    ["docs/python.md", "docs/geometry.md", "docs/extract.md", "docs/adapters.md", "README.md"],
+    [
+        "docs/python.md",
+        "docs/geometry.md",
+        "docs/extract.md",
+        "docs/adapters.md",
+        "docs/projection.md",
+        "README.md",
+    ],
 )
 @pytest.mark.usefixtures("workplace")
 def test_python_examples(page):

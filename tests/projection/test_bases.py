@@ -73,6 +73,17 @@ def test_a_point_of_the_span_is_found_again(named):
     torch.testing.assert_close(basis.correction(basis.nearest(correction)), correction)
 
 
+def test_zeros_and_small_entries_are_points_of_the_elementwise_basis():
+    one = layer()
+    one.tau[:, 2:4] = 0
+    one.tau[:, 4] *= 1e-7
+    basis = Elementwise(one.tau)
+    correction = basis.correction(normal(*basis.shape))
+    torch.testing.assert_close(basis.correction(basis.nearest(correction)), correction)
+    with pytest.raises(MethodError, match="not in the span"):
+        basis.nearest(correction + one.base)
+
+
 def test_torch_can_differentiate_a_correction(named):
     _, basis = named
     d, move = normal(*basis.shape), normal(*basis.shape, seed=2)

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from isthmus.errors import MethodError
 from isthmus.projection.conjugate import conjugate_gradients
 from isthmus.projection.constraints import FREE, NON_NEGATIVE, box
-from isthmus.projection.jacobian import JacobianQuadratic, linearized
+from isthmus.projection.jacobian import JacobianPair, JacobianQuadratic, linearized
 from isthmus.projection.solve import solve
 from isthmus.projection.task_vector_bases import RowGroups
 
@@ -57,6 +57,17 @@ class Network:
             for k, x in enumerate(self.inputs)
         ]
 
+    def written_out(self):
+        """The same batches with their Jacobians as matrices, which solvers can use many times."""
+        found = []
+        for batch in self.batches():
+            units = torch.eye(self.dimension).double()
+            a = torch.stack([batch.forward(unit).ravel() for unit in units], dim=1)
+            found.append(
+                JacobianPair(lambda d, a=a: a @ d, lambda r, a=a: a.mT @ r, batch.residual.ravel())
+            )
+        return found
+
     def explicit(self):
         """All Jacobians, as rows of one matrix, and all residuals."""
         zero = torch.zeros(self.dimension).double()
@@ -83,7 +94,7 @@ def test_products_are_those_of_the_jacobian():
 @pytest.mark.parametrize("constraint", [FREE, NON_NEGATIVE, box()])
 def test_matrix_free_is_the_formed_answer(constraint):
     network = Network(width=20)
-    quadratic = JacobianQuadratic(network.batches())
+    quadratic = JacobianQuadratic(network.written_out())
     assert quadratic.shape[1] > 64  # so that the solver does not form it
     found = solve(quadratic, constraint)
     formed = solve(quadratic.formed(), constraint)
@@ -101,7 +112,7 @@ def test_matrix_free_is_the_formed_answer(constraint):
 def test_more_coefficients_than_outputs_have_the_least_norm():
     network = Network(width=20)
     network.inputs = [x[:4] for x in network.inputs]
-    quadratic = JacobianQuadratic(network.batches())
+    quadratic = JacobianQuadratic(network.written_out())
     a, b = network.explicit()
     d, _ = conjugate_gradients(quadratic)
     expected = np.linalg.lstsq(a, -b, rcond=None)[0]
@@ -127,7 +138,7 @@ def test_of_a_lone_layer_it_is_the_layers_objective():
 
 
 def test_a_network_in_single_precision():
-    network = Network()
+    network = Network(width=8)
     exact = solve(JacobianQuadratic(network.batches()))
     network.net.float()
     network.weights = {name: w.float() for name, w in network.weights.items()}

@@ -15,6 +15,7 @@ from isthmus.projection.directions import Directions
 from isthmus.projection.neighbours import regmean
 from isthmus.projection.optimal import expert_spectrum
 from isthmus.projection.project import project
+from isthmus.projection.solve import solve
 from isthmus.projection.task_vector_bases import Elementwise, RowGroups
 
 from .layers import BASES, bases, layer
@@ -94,6 +95,22 @@ def test_unconstrained_elementwise_projection_is_regmean():
     assert found.irreducible == pytest.approx(one.objective.floor())
 
 
+def test_the_closed_form_is_the_solvers_answer():
+    one = layer()
+    basis = Elementwise(one.tau)
+    known = basis.closed_form(one.objective)
+    solved = solve(basis.quadratic(one.objective))
+    torch.testing.assert_close(known, solved.coefficients, atol=1e-6, rtol=1e-6)
+    # Where it does not hold, there is none: an entry that no expert changed, an input never seen.
+    one.tau[:, 0, 0] = 0
+    basis = Elementwise(one.tau)
+    assert basis.closed_form(one.objective) is None
+    found = project(basis, one.objective)
+    assert found.correction[0, 0] == 0
+    assert found.irreducible > one.objective.floor()
+    assert Elementwise(layer().tau).closed_form(layer(examples=1).objective) is None
+
+
 NESTED = [
     ("scalar", "row groups"),
     ("row groups", "rows"),
@@ -109,10 +126,11 @@ NESTED = [
 @pytest.mark.parametrize("seed", range(5))
 def test_a_larger_basis_captures_more(seed, constraint):
     one = layer(seed)
-    captured = {
-        name: project(basis, one.objective, constraint).captured
-        for name, basis in bases(one).items()
-    }
+    found = {name: project(basis, one.objective, constraint) for name, basis in bases(one).items()}
+    for projection in found.values():
+        assert projection.solution.converged
+        assert constraint.contains(projection.solution.coefficients)
+    captured = {name: projection.captured for name, projection in found.items()}
     for small, large in NESTED:
         assert captured[small] <= captured[large] + 1e-9, (small, large)
     assert captured["scalar"] > 0

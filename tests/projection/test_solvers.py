@@ -110,7 +110,7 @@ def test_many_boxes_against_scipy():
     f, r, problem = instance(0, 300, 4, spread=3)
     found = solve(problem, box())
     for block in range(300):
-        peer = lsq_linear(f[block], -r[block], (0, 1), method="bvls", tol=1e-14)
+        peer = lsq_linear(f[block], -r[block], (0, 1), method="bvls", tol=1e-14, max_iter=100)
         np.testing.assert_allclose(found.coefficients[block], peer.x, atol=1e-7)
 
 
@@ -179,6 +179,19 @@ def test_equal_directions_share_evenly_under_constraints(constraint):
     torch.testing.assert_close(found.coefficients, expected, atol=1e-6, rtol=0)
     assert found.undetermined[:, 2:].all()
     assert not found.undetermined[:, :2].any()
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-3, 1e-4, 1e-5])
+def test_equal_directions_do_not_disturb_small_ones(size):
+    f, r, _ = instance(1, 3, 4)
+    f[:, :, 3] = f[:, :, 2]
+    f[:, :, 0] *= size
+    best = np.array([2.0, 0.3, 0.25, 0.25])
+    r[:] = -f @ best
+    for constraint in (NON_NEGATIVE, box(0, 3)):
+        found = solve(quadratic(f, r), constraint)
+        assert found.converged
+        np.testing.assert_allclose(found.coefficients, np.tile(best, (3, 1)), rtol=1e-4)
 
 
 def test_the_size_of_a_direction_does_not_matter():

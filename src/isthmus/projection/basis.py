@@ -65,6 +65,10 @@ class Basis(ABC):
         """
         return SpanQuadratic.of(self, objective)
 
+    def closed_form(self, objective: LayerObjective) -> Tensor | None:  # noqa: ARG002
+        """The least-norm minimiser without constraints, shape [N, n], where a formula gives it."""
+        return None
+
     def point(self, heuristic: Heuristic) -> Tensor:
         """The coefficients d with Δ(d) = the heuristic's correction, shape [N, n].
 
@@ -73,21 +77,21 @@ class Basis(ABC):
         """
         return self.nearest(heuristic.correction, heuristic.name)
 
+    def fitted(self, delta: Tensor) -> Tensor:
+        """The least-norm d that minimises ‖Δ(d) − delta‖, shape [N, n]."""
+        # Projection with white inputs is least squares in the weights.
+        identity = torch.eye(delta.shape[1], dtype=torch.float64, device=delta.device)
+        white = LayerObjective(identity, -delta, delta.square().sum(dim=1))
+        return least_norm(self.quadratic(white)).coefficients
+
     def nearest(self, correction: Tensor, name: str = "this correction") -> Tensor:
         """The least-norm d with Δ(d) = correction, shape [N, n].
 
         Raises:
             MethodError: There is none.
         """
-        n = correction.shape[1]
         delta = correction.to(torch.float64)
-        # Projection with white inputs is least squares in the weights.
-        white = LayerObjective(
-            torch.eye(n, dtype=torch.float64, device=delta.device),
-            -delta,
-            delta.square().sum(dim=1),
-        )
-        d = least_norm(self.quadratic(white)).coefficients
+        d = self.fitted(delta)
         missed = float(torch.linalg.matrix_norm(self.correction(d) - delta))
         size = float(torch.linalg.matrix_norm(delta))
         if missed > IN_SPAN * size:

@@ -52,7 +52,7 @@ class Constraint:
         """The nearest coefficients that satisfy it, shape [N, n].
 
         On the simplex they are max(d − θ, 0), with θ from the sorted coefficients (Duchi et al. 2008,
-        Efficient projections onto the ℓ1-ball, algorithm 1).
+        Efficient projections onto the ℓ1-ball).
         """
         if self.total is None:
             return d.clamp(self.lower, self.upper)

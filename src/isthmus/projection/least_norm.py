@@ -11,7 +11,7 @@ from isthmus.projection.constraints import FREE
 from isthmus.projection.quadratic import BlockQuadratic, Quadratic
 from isthmus.projection.solution import Solution, solution
 
-SINGULAR = 1e-11
+SINGULAR = 1e-12
 """A pivot or eigenvalue of a matrix with unit diagonal below this is rounding."""
 
 FORMED = 64

@@ -23,7 +23,7 @@ def regmean(
     *,
     keep: float = 1.0,
 ) -> Tensor:
-    """(Σ ω_k τ_k C_k)(Σ ω_k C_k)⁺: RegMean (Jin et al. 2023, arXiv 2212.09849, section 3).
+    """(Σ ω_k τ_k C_k)(Σ ω_k C_k)⁺: RegMean (Jin et al. 2023, arXiv 2212.09849).
 
     It minimises the layer-local objective over all weights. Where inputs never vary the answer stays at
     the base.

@@ -12,7 +12,7 @@ from isthmus.projection.basis import Basis
 from isthmus.projection.constraints import FREE, Constraint
 from isthmus.projection.objective import LayerObjective
 from isthmus.projection.quadratic import ProjectionWarning
-from isthmus.projection.solution import Solution
+from isthmus.projection.solution import Solution, solution
 from isthmus.projection.solve import solve
 
 
@@ -66,7 +66,12 @@ def project(
             "sum to one",
             "take a box, or RowGroups",
         )
-    found = solve(basis.quadratic(objective), constraint, ridge=ridge)
+    quadratic = basis.quadratic(objective)
+    known = basis.closed_form(objective) if constraint.free and not ridge else None
+    if known is None:
+        found = solve(quadratic, constraint, ridge=ridge)
+    else:
+        found = solution(quadratic, known, constraint)
     unsettled = basis.unsettled(found.undetermined)
     if unsettled is not None:
         warnings.warn(

@@ -1,7 +1,7 @@
 """Bounds on a batch of quadratics that are given as products: conjugate gradients on faces.
 
 MPRGP, modified proportioning with reduced gradient projections (Dostál 2009, Optimal Quadratic Programming
-Algorithms, algorithm 5.8): conjugate gradients among the coefficients that are free; where a step would
+Algorithms): conjugate gradients among the coefficients that are free; where a step would
 leave the bounds, it stops there and a projected gradient step enlarges the active set; where the multipliers
 outweigh the free gradient, a step along them makes it smaller. The coefficients are first scaled until A
 has unit diagonal, which leaves bounds bounds.

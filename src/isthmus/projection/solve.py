@@ -20,11 +20,8 @@ from isthmus.projection.proportioning import proportioning
 from isthmus.projection.quadratic import BlockQuadratic, Quadratic
 from isthmus.projection.solution import TOLERANCE, Solution, optimality, solution, units
 
-PROXIMAL = 1e-9
-"""Pull towards the last round's coefficients in singular blocks, as a share of the largest diagonal."""
-
-ROUNDS = 3
-"""Rounds of that pull, after which it has no force where A has any."""
+PULL = 1e-9
+"""Pull towards zero in singular blocks, as a share of the largest diagonal entry: about the least norm."""
 
 
 def solve(quadratic: Quadratic, constraint: Constraint = FREE, *, ridge: float = 0.0) -> Solution:
@@ -71,19 +68,26 @@ def _by_active_sets(quadratic: BlockQuadratic, constraint: Constraint, ridge: fl
             penalised.matrix + torch.diag_embed(pull), penalised.linear, penalised.constant
         )
         d, steps = _active_sets(pulled, constraint, None)
-        for _ in range(ROUNDS - 1):
-            # min J(d) + pull ‖d − last d‖²: exact where A sees, as it was where A does not.
-            nearer = BlockQuadratic(pulled.matrix, penalised.linear - pull * d, penalised.constant)
-            d, more = _active_sets(nearer, constraint, d)
-            steps = max(steps, more)
-        undetermined = _undetermined(penalised, singular, constraint, d)
     missed = optimality(penalised, d, constraint) > TOLERANCE
-    if missed.any() and constraint.total is None:
-        d[missed], more = proportioning(penalised.only(missed), constraint, d[missed])
+    if missed.any():
+        d[missed], more = _retried(penalised.only(missed), constraint, d[missed])
         steps = max(steps, more)
+    if singular.any():
+        undetermined = _undetermined(penalised, singular, constraint, d)
     return solution(
         quadratic, d, constraint, iterations=steps, solved=penalised, undetermined=undetermined
     )
+
+
+def _retried(quadratic: BlockQuadratic, constraint: Constraint, d: Tensor) -> tuple[Tensor, int]:
+    """Better coefficients of blocks where the first answer is not good enough, if there are any."""
+    # In singular blocks the pull also moves what A hardly sees: from there on, without it.
+    again, steps = _active_sets(quadratic, constraint, d)
+    if constraint.total is None:
+        again, more = proportioning(quadratic, constraint, again)
+        steps = max(steps, more)
+    before, after = (optimality(quadratic, one, constraint) for one in (d, again))
+    return torch.where((after < before).unsqueeze(1), again, d), steps
 
 
 def _active_sets(
@@ -110,7 +114,7 @@ def _active_sets(
 def _pulls(matrix: Tensor, singular: Tensor) -> Tensor:
     """The pull on each coefficient, shape [N, 1] expanded: none in regular blocks."""
     largest = torch.diagonal(matrix, dim1=1, dim2=2).amax(dim=1, keepdim=True)
-    strength = PROXIMAL * torch.where(largest > 0, largest, 1.0)
+    strength = PULL * torch.where(largest > 0, largest, 1.0)
     pulls: Tensor = torch.where(singular.unsqueeze(1), strength, 0.0).expand(matrix.shape[:2])
     return pulls
 

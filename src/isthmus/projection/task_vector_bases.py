@@ -71,10 +71,11 @@ class TaskVectorBasis(Basis):
 
     def unsettled(self, undetermined: Tensor) -> str | None:
         """Which experts' coefficients, and in how many blocks."""
-        blocks = int(undetermined.any(dim=1).sum())
+        open_ones = undetermined.cpu()
+        blocks = int(open_ones.any(dim=1).sum())
         if not blocks:
             return None
-        experts = sorted(set(self.expert_of().expand_as(undetermined)[undetermined].tolist()))
+        experts = sorted(set(self.expert_of().expand_as(open_ones)[open_ones].tolist()))
         return (
             f"{int(undetermined.sum())} of {self.dimension} coefficients, in {blocks} of "
             f"{undetermined.shape[0]} blocks, of the experts "
@@ -246,6 +247,20 @@ class Elementwise(TaskVectorBasis):
     def curvature(self, diagonal: Tensor) -> Tensor:
         """τ_k² times the diagonal of C."""
         return self.gathered(self.task_vectors.square() * diagonal)
+
+    def closed_form(self, objective: LayerObjective) -> Tensor | None:
+        """Regression, shared among the experts by τ_k/Σ τ²; where C is regular and every entry changed."""
+        tau = self.task_vectors
+        fitting(objective, (tau.shape[1], tau.shape[2]))
+        energy = tau.square().sum(dim=0)
+        if len(objective.spectrum[0]) < tau.shape[2] or not (energy > 0).all():
+            return None
+        return self.fitted(objective.regression())
+
+    def fitted(self, delta: Tensor) -> Tensor:
+        """Entry by entry, shared among the experts by τ_k/Σ τ²."""
+        energy = self.task_vectors.square().sum(dim=0)
+        return self.adjoint(torch.where(energy > 0, delta / energy.clamp(min=1e-300), 0.0))
 
     def quadratic(self, objective: LayerObjective) -> Quadratic:
         """A product: the blocks would take K²n² numbers for each row."""
