@@ -158,6 +158,20 @@ SAME = [
 """Pairs that compute the same."""
 
 
+def child(*arguments: object) -> str:
+    """Run this file once more: what is measured later must not start from a large parent."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def compare(ours: str, theirs: str) -> None:
+    """Print the relative difference of two results."""
+    import torch
+
+    one, two = (torch.load(path, weights_only=True) for path in (ours, theirs))
+    print(float((one - two).norm() / two.norm()))
+
+
 def run_one(name: str, size: int, result: Path) -> None:
     """In a process of its own: time a contender and keep its result."""
     import torch
@@ -174,21 +188,17 @@ def run_one(name: str, size: int, result: Path) -> None:
 
 def contest(size: int, contests: Sequence[str]) -> dict[str, Any]:
     """The contenders on one size, and how far those that compute the same agree."""
-    import torch
-
     found: dict[str, Any] = {"load": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory() as folder:
         paths = {}
         for which in contests:
             for name in CONTESTS[which]:
                 paths[name] = Path(folder) / f"{len(paths)}.pt"
-                command = [sys.executable, __file__, "--one", name, str(size), str(paths[name])]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                found[name] = json.loads(done.stdout.splitlines()[-1])
+                found[name] = json.loads(child("--one", name, size, paths[name]).splitlines()[-1])
                 print(f"{size}: {name}: {found[name]}", flush=True)
         for ours, theirs in (pair for pair in SAME if pair[0] in paths):
-            one, two = (torch.load(paths[n], weights_only=True) for n in (ours, theirs))
-            found[ours]["error"] = float((one - two).norm() / two.norm())
+            shown = child("--compare", paths[ours], paths[theirs])
+            found[ours]["error"] = float(shown.splitlines()[-1])
     return found
 
 
@@ -237,7 +247,7 @@ def whole_set(
     """Merge a whole set by the command."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_set(folder / "adapters", adapters, rank, layers, size, related)
+        child("--write", folder / "adapters", adapters, rank, layers, size, int(related))
         lines = [f"merge_method: {method}", "models:"]
         lines += [f"  - model: {folder / 'adapters' / str(k)}" for k in range(adapters)]
         lines += ["parameters: {weight: 1.0}"]
@@ -268,8 +278,19 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", type=int, default=[2048, 4096])
     parser.add_argument("--contests", nargs="*", default=list(CONTESTS), choices=CONTESTS)
     parser.add_argument("--no-sets", action="store_true", help="leave out the 7B-shaped sets")
+    parser.add_argument("--no-contests", action="store_true", help="only the 7B-shaped sets")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--compare", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--write", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.compare:
+        compare(*options.compare)
+        return
+    if options.write:
+        folder, *numbers = options.write
+        adapters, rank, layers, size, related = map(int, numbers)
+        write_set(Path(folder), adapters, rank, layers, size, bool(related))
+        return
     if options.one:
         run_one(options.one[0], int(options.one[1]), Path(options.one[2]))
         return
@@ -278,7 +299,8 @@ def main() -> None:
     if OUTPUT.exists() and not options.quick:
         results = json.loads(OUTPUT.read_text(encoding="utf-8"))
     results["machine"] = machine()
-    for one in [256] if options.quick else options.sizes:
+    sizes = [256] if options.quick else options.sizes
+    for one in () if options.no_contests else sizes:
         of_size = results.setdefault("contests", {}).setdefault(str(one), {})
         of_size |= contest(one, options.contests)
     if not options.no_sets:

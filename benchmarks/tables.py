@@ -178,11 +178,58 @@ def projection_table(results: dict[str, Any]) -> str:
     return table(["experts", "who", "time", "worst"], rows)
 
 
+REFERENCES = {
+    "linear, peft svd": "linear, isthmus",
+    "knots linear, full SVD": "knots linear, isthmus",
+    "ties, peft ties_svd": "ties, isthmus in full",
+}
+"""Other programmes' merges, and Isthmus's that computes the same or the like."""
+
+
+def adapters_table(contests: dict[str, Any]) -> str:
+    """Times of merging four adapters of one layer."""
+    rows = []
+    for size, found in contests.items():
+        for name, one in found.items():
+            if name == "load":
+                continue
+            ours = REFERENCES.get(name)
+            rows.append(
+                [
+                    f"{size} x {size}",
+                    name,
+                    f"{one['seconds']:.3f} s",
+                    f"{one['seconds'] / found[ours]['seconds']:,.0f} x {ours}" if ours else "",
+                    f"{one['error']:.0e}" if "error" in one else "",
+                ]
+            )
+    return table(["weight", "merge", "time", "ratio", "difference"], rows)
+
+
+def sets_table(sets: Sequence[dict[str, Any]]) -> str:
+    """Merges of whole adapters by the command."""
+    rows = [
+        [
+            one["method"],
+            "related" if one["related"] else "unrelated",
+            f"{one['layers'] * 4}",
+            f"{one['adapters']}",
+            f"{one['rank']}",
+            f"{one['wall']:.0f} s",
+            f"{one['cpu']:.0f} s",
+            f"{one['peak'] / 2**20:,.0f} MiB",
+        ]
+        for one in sets
+    ]
+    head = ["method", "adapters are", "modules", "adapters", "rank", "wall", "CPU", "peak"]
+    return table(head, rows)
+
+
 def tables() -> dict[str, str]:
     """All tables of the page by name."""
-    engine, parity, robustness, projection = (
+    engine, parity, robustness, projection, adapters = (
         json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("engine", "parity", "robustness", "projection_solvers")
+        for name in ("engine", "parity", "robustness", "projection_solvers", "adapters")
     )
     contests = engine["contests"]
     machines = [contest["machine"] for methods in contests.values() for contest in methods.values()]
@@ -196,6 +243,8 @@ def tables() -> dict[str, str]:
         "random": random_table(parity["random_methods"]),
         "robustness": robustness_table(robustness["methods"]),
         "projection": projection_table(projection),
+        "adapters": adapters_table(adapters["contests"]),
+        "sets": sets_table(adapters["sets"]),
     }
 
 

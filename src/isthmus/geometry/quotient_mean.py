@@ -33,7 +33,7 @@ def quotient_mean(
     *,
     corners: bool = False,
     tolerance: float = 1e-10,
-    max_evaluations: int = 250,
+    max_evaluations: int = 200,
 ) -> FrechetMean[Polar]:
     """The minimiser of F(μ) = Σ w_k ρ(d(μ, x_k)) with the distance of `Quotient`.
 
