@@ -298,11 +298,17 @@ def main() -> None:
     results: dict[str, Any] = {}
     if OUTPUT.exists() and not options.quick:
         results = json.loads(OUTPUT.read_text(encoding="utf-8"))
+
+    def save() -> None:
+        if not options.quick:
+            OUTPUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
     results["machine"] = machine()
     sizes = [256] if options.quick else options.sizes
     for one in () if options.no_contests else sizes:
         of_size = results.setdefault("contests", {}).setdefault(str(one), {})
         of_size |= contest(one, options.contests)
+        save()
     if not options.no_sets:
         grid = [(6, 16), (2, 16), (4, 16), (6, 4), (6, 8)]
         results["sets"] = [
@@ -312,8 +318,7 @@ def main() -> None:
             for k, r in grid
         ]  # fmt: skip
         results["sets"].append(whole_set("linear", 6, 16, layers=layers, size=size, related=False))
-    if not options.quick:
-        OUTPUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        save()
 
 
 if __name__ == "__main__":
