@@ -186,7 +186,7 @@ def test_a_single_point_is_its_own_mean(rho):
 
 
 def test_unrelated_adapters_converge_beyond_the_certified_radius():
-    points = stack(adapters(128, 128, 8, 4, 0.0, seed=11))
+    points = stack(adapters(512, 512, 8, 4, 0.0, seed=11))
     share = torch.full((4,), 0.25, dtype=torch.float64)
     found = quotient_mean(points, share, squared, max_evaluations=300)
     assert found.converged
