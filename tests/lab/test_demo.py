@@ -109,7 +109,7 @@ def test_a_run_from_end_to_end_and_again(tmp_path, tiny, narrator, small_encoder
     stages = [stage.name for stage in first.stages]
     assert "Trials of ties (3 merges, validation)" in stages
     assert "Merge by linear" in stages
-    assert "geomerge: of adapters of rank 16 taken out of the experts.\n" in said(narrator)
+    assert "geomerge: of adapters of rank 8 taken out of the experts.\n" in said(narrator)
 
     saved = json.loads((tmp_path / "results.json").read_text())
     assert [row["name"] for row in saved["rows"]] == list(rows)

@@ -19,7 +19,7 @@ DENSITY = 0.2
 """Share of a task vector that sparse methods keep: what the TIES paper keeps."""
 
 
-ADAPTER_RANK = 16
+ADAPTER_RANK = 8
 """Rank of the adapters that are taken out of the experts."""
 
 MEAN_SCALES = (1.0, 2.0, 3.0)
