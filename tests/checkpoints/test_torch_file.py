@@ -23,11 +23,15 @@ def save(path: Path, value: object, **options: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("dtype", list(Dtype), ids=lambda dtype: dtype.value)
-@pytest.mark.parametrize("zipped", [True, False])
+# torch's old format knows no tensors of these.
+YOUNG = {Dtype.F8_E4M3, Dtype.F8_E5M2, Dtype.U16, Dtype.U32, Dtype.U64}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zipped"),
+    [(d, zipped) for d in Dtype for zipped in (True, False) if zipped or d not in YOUNG],
+)
 def test_every_format(tmp_path: Path, dtype: Dtype, zipped: bool) -> None:
-    if not zipped and (dtype.value.startswith("F8") or dtype in (Dtype.U16, Dtype.U32, Dtype.U64)):
-        pytest.skip("torch's old format knows no such tensors")
     tensor = torch.arange(60).reshape(5, 12).to(getattr(torch, dtype.torch_name))
     state = {"x": tensor, "zero_dim": tensor[1, 1].clone(), "empty": tensor[:0].clone()}
     file = TorchFile(save(tmp_path / "m.bin", state, _use_new_zipfile_serialization=zipped))

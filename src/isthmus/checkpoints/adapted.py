@@ -12,7 +12,6 @@ import numpy as np
 
 from isthmus.checkpoints.adapter import Adapter, LowRankUpdate
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
-from isthmus.checkpoints.dtypes import Dtype, copied, encode
 from isthmus.checkpoints.loaded_model import (
     NAMELESS_OUTPUT,
     LoadedModel,
@@ -126,14 +125,7 @@ class AdaptedCheckpoint(Checkpoint):
         """A range of the weight; where the adapter changes it, rounded to its own format."""
         if name not in self.computed and name not in self._replaced:
             return self._base.read_stored(name, start, stop, out)
-        dtype = self.tensors[name].dtype
-        size = stop - start
-        values: FloatArray = (
-            np.empty(size, np.float64) if dtype is Dtype.F64 else np.empty(size, np.float32)
-        )
-        self.read(name, start, values)
-        stored = encode(values, dtype)
-        return stored if out is None else copied(stored, out)
+        return self._read_rounded(name, start, stop, out)
 
     def close(self) -> None:
         """Release the files of both. Closing twice is allowed."""

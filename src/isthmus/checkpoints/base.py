@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from isthmus.checkpoints.dtypes import Dtype
+import numpy as np
+
+from isthmus.checkpoints.dtypes import Dtype, copied, encode
 from isthmus.closing import Closing
 from isthmus.typing import FloatArray, StorageArray
 
@@ -123,6 +125,19 @@ class Checkpoint(Closing):
         Returns:
             Contiguous array of shape [stop - start] whose dtype is `tensors[name].dtype.storage`.
         """
+
+    def _read_rounded(
+        self, name: str, start: int, stop: int, out: StorageArray | None
+    ) -> StorageArray:
+        """`read_stored` by way of `read`, for numbers that are computed."""
+        dtype = self.tensors[name].dtype
+        size = stop - start
+        values: FloatArray = (
+            np.empty(size, np.float64) if dtype is Dtype.F64 else np.empty(size, np.float32)
+        )
+        self.read(name, start, values)
+        stored = encode(values, dtype)
+        return stored if out is None else copied(stored, out)
 
     @abstractmethod
     def close(self) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from isthmus.checkpoints.adapter import Adapter
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
-from isthmus.checkpoints.dtypes import Dtype, copied, encode
 from isthmus.typing import FloatArray, StorageArray
 
 
@@ -43,14 +40,7 @@ class ReplacedTensors(Checkpoint):
         self, name: str, start: int, stop: int, out: StorageArray | None = None
     ) -> StorageArray:
         """A range as stored; see `Checkpoint`."""
-        dtype = self.tensors[name].dtype
-        size = stop - start
-        values: FloatArray = (
-            np.empty(size, np.float64) if dtype is Dtype.F64 else np.empty(size, np.float32)
-        )
-        self.read(name, start, values)
-        stored = encode(values, dtype)
-        return stored if out is None else copied(stored, out)
+        return self._read_rounded(name, start, stop, out)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -27,8 +27,6 @@ from isthmus.engine.remarks import some
 from isthmus.engine.streams import Operand
 from isthmus.engine.tasks import ApplyTask, CarryTask, MergeTask, Task, UpdateTask
 from isthmus.errors import PlanError
-from isthmus.methods.cat import CAT
-from isthmus.methods.geomerge import GEOMERGE
 from isthmus.methods.method import BaseUse, Method
 from isthmus.recipes import Depths, Recipe
 
@@ -132,7 +130,7 @@ class _Planner:
         _require_alike(module, [part for part in parts if part is not None])
         ranks = [update.rank for update in updates if update is not None]
         pattern = next(update for update in updates if update is not None)
-        if self.method is CAT:
+        if not self.method.compresses:
             rank = sum(ranks)
         elif self.recipe.rank is not None:
             rank = min(self.recipe.rank, *pattern.shape)
@@ -151,9 +149,9 @@ class _Planner:
     def require_rank(self) -> None:
         """The asked rank is one that a module can have."""
         largest = max(self.merges, key=lambda merge: merge.rank)
-        if self.method is CAT and (self.recipe.rank or largest.rank) < largest.rank:
+        if not self.method.compresses and (self.recipe.rank or largest.rank) < largest.rank:
             raise PlanError(
-                f"cat keeps all factors, {largest.rank} of them in {largest.module}, and "
+                f"{self.method.name} keeps all factors, {largest.rank} of them in {largest.module}, and "
                 f"rank: {self.recipe.rank} is less",
                 "Remove rank, or write merge_method: task_arithmetic, which is cut to it.",
             )
@@ -263,7 +261,7 @@ class _Planner:
         left_out = sorted({*self._saved_names} - {task.output.name for task in self.saved})
         if left_out:
             yield f"left out, because it is not in all adapters or of different shapes: {some(left_out)}"
-        counts = "it takes no part" if self.method is GEOMERGE else "its update counts as zero"
+        counts = "its update counts as zero" if self.method.absent_is_zero else "it takes no part"
         for expert, names in zip(self.experts, self._module_names, strict=True):
             absent = [merge.module for merge in self.merges if merge.module not in names]
             if absent:

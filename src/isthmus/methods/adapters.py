@@ -124,8 +124,8 @@ def merge_vectors(method: Method, vectors: Sequence[Tensor | None], settings: Se
 
     Args:
         method: How; adapters-only methods do as with all that an adapter stores in full.
-        vectors: Shape [n] each; None where an adapter adds nothing. One at least is not None. It
-            counts as zero, but takes no part in a mean of the space `quotient`, as in the module's.
+        vectors: Shape [n] each; None where an adapter adds nothing, which counts as
+            zero or takes no part, as the method's `absent_is_zero` says. One at least is not None.
         settings: The method's parameters at this module.
 
     Returns:
@@ -144,7 +144,7 @@ def merge_vectors(method: Method, vectors: Sequence[Tensor | None], settings: Se
             "Merge adapters of one base model.",
         )
     (shape,) = shapes
-    if "quotient" in method.spaces:
+    if not method.absent_is_zero:
         present = [k for k, vector in enumerate(vectors) if vector is not None]
         vectors = [vectors[k] for k in present]
         each = settings.per_expert

@@ -60,6 +60,7 @@ CAT = Cat(
     base=BaseUse.REQUIRED,
     spaces=("core",),
     adapters_only=True,
+    compresses=False,
     gauge=(
         "The merged update does not depend on the factorisation; its factors do, since they are "
         "the adapters' own."

@@ -212,5 +212,6 @@ GEOMERGE = GeoMerge(
     base=BaseUse.REQUIRED,
     spaces=("quotient",),
     adapters_only=True,
+    absent_is_zero=False,
     gauge="The merged adapter does not depend on the factorisation: it is a mean of matrices.",
 )

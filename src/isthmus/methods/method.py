@@ -127,6 +127,10 @@ class Method(ABC):
         adapters_only: Whether it is defined for adapters alone; `prepare` then serves what an
             adapter stores in full.
         gauge: One sentence: whether the merge of adapters depends on their factorisation.
+        absent_is_zero: Whether a module that an adapter leaves alone counts as a zero update, or
+            the adapter takes no part there.
+        compresses: Whether merged updates are cut to the asked rank. If not, their rank is the sum
+            of the adapters'.
     """
 
     name: str
@@ -143,6 +147,8 @@ class Method(ABC):
     spaces: tuple[str, ...] = ()
     adapters_only: bool = False
     gauge: str = ""
+    absent_is_zero: bool = True
+    compresses: bool = True
 
     def check(self, settings: Settings) -> None:  # noqa: B027
         """Refuse settings that admit no merge, before any tensor is read.
@@ -179,6 +185,7 @@ class Method(ABC):
         Raises:
             MethodError: if the settings admit no merge.
         """
+        # Not abstract: methods that run on coordinates of the updates are never asked.
         raise NotImplementedError(f"{self.name} merges adapters by its coordinates")
 
     @abstractmethod
