@@ -140,6 +140,51 @@ def target_objective(moments: TargetMoments, base: Tensor | None) -> LayerObject
     return LayerObjective(moments.gram, image - moments.cross, residual.clamp(min=0))
 
 
+def sequential_objective(
+    base: Tensor,
+    targets: Tensor,
+    merged: Sequence[InputMoments],
+    cross: Sequence[Tensor],
+    own: Sequence[InputMoments],
+    weights: Sequence[float] | None = None,
+) -> LayerObjective:
+    """On the inputs that the merged layers before it produce, the layer should answer as the expert does on its own.
+
+    With x the input of task t in the merged network, x' that in its expert, b = W_0 x − (W_0 + τ_t) x': the
+    sequential algorithm of arXiv 2605.29101, where what the layers before got wrong can be mended here.
+
+    Args:
+        base: W_0, shape [m, n].
+        targets: τ_t, shape [T, m, n].
+        merged: Of x, by task.
+        cross: Σ x' xᵀ, shape [n, n], by task.
+        own: Of x', by task.
+        weights: ω_t, non-negative. All 1 if None.
+
+    Raises:
+        MethodError: Shapes that do not fit, NaN, bad weights, no calibration inputs at all.
+    """
+    tau = stacked(targets)
+    omega = task_weights(weights, len(tau))
+    if not len(tau) == len(merged) == len(cross) == len(own):
+        raise MethodError(
+            f"projection: {len(tau)} targets, and inputs of {len(merged)}, {len(cross)} and {len(own)} "
+            "tasks",
+            "give each task the task vector of its expert",
+        )
+    m, n = tau.shape[1:]
+    w = as_float64(base, (m, n), "base weight")
+    total = TargetMoments.empty(m, n)
+    for share, target, one, mixed, other in zip(omega, tau, merged, cross, own, strict=True):
+        _same_inputs(one.gram, n)
+        expert = w + target
+        total.gram += share * one.gram
+        total.cross += share * (expert @ mixed)
+        total.squares += share * ((expert @ other.gram) * expert).sum(dim=1)
+        total.count += one.count
+    return target_objective(total, w)
+
+
 def stacked(task_vectors: Tensor) -> Tensor:
     """Task vectors [K, m, n] in float64, K ≥ 1 and finite.
 
