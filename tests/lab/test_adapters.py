@@ -15,15 +15,17 @@ from safetensors.torch import load_file, save_file
 import isthmus
 from isthmus.errors import IsthmusError
 from isthmus.lab.adapters import run_adapters
-from isthmus.lab.adapters_bench import Bench, Memory, adapter_rank
+from isthmus.lab.adapters_bench import AdapterBench, adapter_rank
 from isthmus.lab.adapters_contests import CONTESTS, DENSITIES, AdapterContest
 from isthmus.lab.adapters_distance import Likeness
 from isthmus.lab.adapters_families import TextFamily
 from isthmus.lab.adapters_results import AdapterResults, MergeDetail, SeedResults
 from isthmus.lab.adapters_settings import ADAPTER_SIZES, AdapterSettings, Lora
 from isthmus.lab.adapters_tables import adapters_remarks, adapters_table
-from isthmus.lab.adapters_training import AdapterWorkshop, draw_tasks
+from isthmus.lab.adapters_training import AdapterWorkshop
 from isthmus.lab.evaluate import Row, normalise
+from isthmus.lab.experts import draw_tasks
+from isthmus.lab.memory import Memory
 from isthmus.lab.progress import Narrator
 from isthmus.lab.settings import FineTuning, Sizes
 from isthmus.lab.tuning import Trial
@@ -59,7 +61,7 @@ def corpora(tmp_path_factory):
 @pytest.fixture
 def made(tmp_path, corpora, settings, narrator, small_encoder):
     """A workshop, its tasks, heads and adapters."""
-    tasks = draw_tasks(corpora, settings, 0)
+    tasks = draw_tasks(corpora, settings.sizes, 0)
     workshop = AdapterWorkshop(small_encoder, tmp_path / "cache", settings, 0, narrator)
     heads = {name: workshop.head(task) for name, task in tasks.items()}
     adapters = {name: workshop.adapter(task, heads[name]) for name, task in tasks.items()}
@@ -135,7 +137,9 @@ def test_adapters_are_made_once_and_the_same_again(
 
 
 def test_the_bench_adds_the_update_that_the_factors_say(made, tmp_path):
-    bench = Bench(made.workshop.encoder, made.heads, made.tasks, Memory(tmp_path / "m"), "hash")
+    bench = AdapterBench(
+        made.workshop.encoder, made.heads, made.tasks, Memory(tmp_path / "m"), "hash"
+    )
     folder = made.adapters["tweets"]
     stored = tensors(folder)
     name = "encoder.layer.0.attention.self.query"
@@ -152,7 +156,7 @@ def test_what_was_judged_is_remembered_by_its_bytes(made, tmp_path, monkeypatch)
     path = tmp_path / "memory.jsonl"
 
     def bench():
-        return Bench(made.workshop.encoder, made.heads, made.tasks, Memory(path), "hash")
+        return AdapterBench(made.workshop.encoder, made.heads, made.tasks, Memory(path), "hash")
 
     first = bench()
     found = first.accuracy(made.adapters["tweets"], "validation")
@@ -160,7 +164,7 @@ def test_what_was_judged_is_remembered_by_its_bytes(made, tmp_path, monkeypatch)
     with path.open("ab") as file:
         file.write(b'{"key": "half')  # A run was killed here.
     more = bench().accuracy(made.adapters["tweets"], "test")
-    monkeypatch.setattr("isthmus.lab.adapters_bench.evaluate", None)
+    monkeypatch.setattr("isthmus.lab.bench.evaluate", None)
     copied = tmp_path / "copied"
     shutil.copytree(made.adapters["tweets"], copied)
     again = bench()
@@ -202,7 +206,7 @@ def test_a_run_from_end_to_end_and_again(
         "seed-1",
     ]
 
-    monkeypatch.setattr("isthmus.lab.adapters_bench.evaluate", None)
+    monkeypatch.setattr("isthmus.lab.bench.evaluate", None)
     monkeypatch.setattr("isthmus.lab.adapters_training.descend", None)
     again = run_adapters(out, **options)
     assert [row.accuracy for row in again.rows] == [row.accuracy for row in first.rows]
@@ -315,7 +319,9 @@ def test_the_real_merge_scales_as_the_trials_assume(made, tmp_path):
                 [*made.adapters.values()], Trial(scale, density), rank=2, seed=0
             )
             isthmus.merge(recipe, out)
-        bench = Bench(made.workshop.encoder, made.heads, made.tasks, Memory(tmp_path / "m"), "")
+        bench = AdapterBench(
+            made.workshop.encoder, made.heads, made.tasks, Memory(tmp_path / "m"), ""
+        )
         name = "encoder.layer.1.output.dense"
         expected = bench._adapted(one, 2.0).model.get_submodule(name).weight
         got = bench._adapted(two, 1.0).model.get_submodule(name).weight

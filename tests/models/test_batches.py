@@ -95,3 +95,14 @@ def test_a_processor_resizes_and_colours():
     (batch,) = image_batches(iter(images), {"image_size": 8}, processor)
     # White, by the processor's mean and deviation of one half.
     torch.testing.assert_close(batch["pixel_values"], torch.ones(2, 3, 8, 8))
+
+
+def test_a_processor_leaves_grey_what_a_grey_model_takes():
+    pytest.importorskip("PIL")
+    from transformers import ViTImageProcessor
+
+    processor = ViTImageProcessor(do_resize=False, image_mean=[0.5], image_std=[0.5])
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1)) / np.float32(255)
+    (batch,) = image_batches(iter(images.astype(np.float32)), VISION, processor)
+    expected = torch.from_numpy(images).permute(0, 3, 1, 2).float() * 2 - 1
+    torch.testing.assert_close(batch["pixel_values"], expected)

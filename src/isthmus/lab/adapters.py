@@ -29,11 +29,11 @@ from isthmus.lab.adapters_tables import tell
 from isthmus.lab.demo import Merge
 from isthmus.lab.evaluate import Accuracies, Row, normalise
 from isthmus.lab.machine import environment, let_threads_sleep, torch_threads
+from isthmus.lab.memory import Memory
 from isthmus.lab.progress import Narrator
 from isthmus.lab.tuning import Trial, tune
 
 if TYPE_CHECKING:
-    from isthmus.lab.adapters_bench import Memory
     from isthmus.lab.adapters_training import AdapterWorkshop
     from isthmus.lab.text import Task
 
@@ -71,9 +71,9 @@ def run_adapters(
     output.mkdir(parents=True, exist_ok=True)
     let_threads_sleep()
     with narrator.stage("Starting torch, transformers and PEFT"):
-        from isthmus.lab.adapters_bench import Memory
         from isthmus.lab.adapters_families import FAMILIES
-        from isthmus.lab.adapters_training import AdapterWorkshop, draw_tasks
+        from isthmus.lab.adapters_training import AdapterWorkshop
+        from isthmus.lab.experts import draw_tasks
     kept = cache / "lab-adapters" / settings.family
     with torch_threads(settings.threads):
         family = FAMILIES[settings.family](cache / "data")
@@ -83,7 +83,7 @@ def run_adapters(
         memory = Memory(kept / "accuracies.jsonl")
         seeds: list[SeedResults] = []
         for seed in settings.seeds:
-            tasks = draw_tasks(corpora, settings, seed)
+            tasks = draw_tasks(corpora, settings.sizes, seed)
             workshop = AdapterWorkshop(
                 base, kept / f"seed-{seed}", settings, seed, narrator, encoder
             )
@@ -113,14 +113,14 @@ class _Seed:
         seed: int,
         narrator: Narrator,
     ) -> None:
-        from isthmus.lab.adapters_bench import Bench
+        from isthmus.lab.adapters_bench import AdapterBench
 
         self._settings = settings
         self._seed = seed
         self._narrator = narrator
         heads = {name: workshop.head(task) for name, task in tasks.items()}
         self._adapters = {name: workshop.adapter(task, heads[name]) for name, task in tasks.items()}
-        self._bench = Bench(workshop.encoder, heads, tasks, memory, workshop.base_hash)
+        self._bench = AdapterBench(workshop.encoder, heads, tasks, memory, workshop.base_hash)
 
     def results(self, contests: Sequence[AdapterContest], merge: Merge) -> SeedResults:
         from isthmus.lab.adapters_distance import likeness

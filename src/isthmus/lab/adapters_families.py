@@ -92,14 +92,14 @@ class VisionFamily:
         from isthmus.lab.images import PICTURES, PRETRAINING, load_image_encoder, pretrain
 
         folder = cache / "base"
-        record = {"format": 1, "pictures": PICTURES, "training": asdict(PRETRAINING)}
+        record = {"format": 2, "pictures": PICTURES, "training": asdict(PRETRAINING)}
         if not is_made(folder, record):
 
             def fill(partial_folder: Path) -> None:
                 total = 2 * PICTURES * PRETRAINING.epochs
                 with narrator.stage("Base encoder", total) as advance:
                     encoder = pretrain(self._pictures, PICTURES, PRETRAINING, advance)
-                encoder.model.save_pretrained(partial_folder)
+                encoder.save(partial_folder)
 
             make_folder(folder, record, fill)
         return folder, load_image_encoder(folder, self._pictures)

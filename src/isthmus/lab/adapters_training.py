@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,31 +16,10 @@ from isthmus.lab.experts import Workshop
 from isthmus.lab.heads import Head
 from isthmus.lab.machine import without_renames
 from isthmus.lab.progress import Narrator
-from isthmus.lab.text import Corpus, Task, split
+from isthmus.lab.text import Task
 
 _FORMAT = 1
 """Raised when the way of training changes, so that adapters of old are not taken for new ones."""
-
-
-def draw_tasks(
-    corpora: Mapping[str, Corpus], settings: AdapterSettings, seed: int
-) -> dict[str, Task]:
-    """Draw every task's parts by one seed.
-
-    Raises:
-        IsthmusError: A corpus is too small.
-    """
-    return {
-        name: split(
-            corpora[name],
-            train=size.train,
-            validation=size.validation,
-            test=size.test,
-            max_length=size.max_length,
-            seed=seed,
-        )
-        for name, size in settings.sizes.items()
-    }
 
 
 class AdapterWorkshop(Workshop):

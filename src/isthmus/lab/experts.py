@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from isthmus.lab.data.tweets import load_tweets
 from isthmus.lab.encoders import Encoder, fine_tune
 from isthmus.lab.heads import Head, fit_head
 from isthmus.lab.progress import Narrator
-from isthmus.lab.settings import DemoSettings
+from isthmus.lab.settings import DemoSettings, Sizes
 from isthmus.lab.text import Corpus, Task, split
 
 LOADERS: Mapping[str, Callable[[], Corpus]] = {
@@ -35,16 +36,28 @@ def load_tasks(settings: DemoSettings) -> dict[str, Task]:
     Raises:
         IsthmusError: A data package is not installed, or a corpus is too small.
     """
+    corpora = {name: LOADERS[name]() for name in settings.sizes}
+    return draw_tasks(corpora, settings.sizes, settings.seed)
+
+
+def draw_tasks(
+    corpora: Mapping[str, Corpus], sizes: Mapping[str, Sizes], seed: int
+) -> dict[str, Task]:
+    """Draw every task's parts by one seed.
+
+    Raises:
+        IsthmusError: A corpus is too small.
+    """
     return {
         name: split(
-            LOADERS[name](),
-            train=sizes.train,
-            validation=sizes.validation,
-            test=sizes.test,
-            max_length=sizes.max_length,
-            seed=settings.seed,
+            corpora[name],
+            train=size.train,
+            validation=size.validation,
+            test=size.test,
+            max_length=size.max_length,
+            seed=seed,
         )
-        for name, sizes in settings.sizes.items()
+        for name, size in sizes.items()
     }
 
 
@@ -96,7 +109,7 @@ class Workshop:
             return folder
 
         def fill(partial: Path) -> None:
-            expert = Encoder.load(self.base, self.encoder.tokenizer)
+            expert = replace(self.encoder, model=copy.deepcopy(self.encoder.model))
             total = tuning.epochs * len(task.train)
             with self._narrator.stage(f"Expert of {task.name}", total) as advance:
                 fine_tune(expert, head, task.train, task.max_length, tuning, advance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,17 @@ PRETRAINING = FineTuning(epochs=3, batch_size=64, learning_rate=1e-3, weight_dec
 PICTURES = 10_000
 """How many pictures of each source the base learns from."""
 
+PROCESSOR = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": False,
+    "do_rescale": True,
+    "rescale_factor": 1 / 127.5,
+    "do_normalize": True,
+    "image_mean": [1.0],
+    "image_std": [1.0],
+}
+"""What `ImageEncoder.embed` does to the bytes of a picture, for Transformers."""
+
 
 @dataclass(frozen=True)
 class ImageEncoder(Encoder):
@@ -35,6 +47,12 @@ class ImageEncoder(Encoder):
         """The pixels of every picture; none is cut."""
         pictures: Pictures = self.tokenizer
         return [pictures.pixels(name) for name in texts]
+
+    def save(self, folder: Path) -> None:
+        """Write weights, configuration and the way from bytes to pixel values as a Hugging Face folder."""
+        self.model.save_pretrained(folder)
+        text = json.dumps(PROCESSOR, indent=2) + "\n"
+        (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
 
     def embed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Unit vectors ``[B, D]``: the mean over the patches, normalised."""

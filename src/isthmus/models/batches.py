@@ -87,8 +87,11 @@ def image_batches(
         else:
             # It takes bytes; what it does with floating point differs between versions.
             pixels = [np.rint(image * 255).astype(np.uint8) for image in part]
-            coloured = [np.repeat(one, 3, axis=-1) if one.shape[-1] == 1 else one for one in pixels]
-            rows = list(processor(images=coloured, return_tensors="pt")["pixel_values"])
+            if expected[0] == 3:
+                pixels = [
+                    np.repeat(one, 3, axis=-1) if one.shape[-1] == 1 else one for one in pixels
+                ]
+            rows = list(processor(images=pixels, return_tensors="pt")["pixel_values"])
         for row in rows:
             if size is not None and tuple(row.shape) != expected:
                 raise CalibrationError(

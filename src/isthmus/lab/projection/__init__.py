@@ -1,0 +1,1 @@
+"""The experiments of output-space projection: digits, vision, text and language."""
