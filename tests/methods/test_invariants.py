@@ -16,7 +16,8 @@ SEVERAL = [m for m in METHODS.values() if m.max_experts is None]
 WITH_BASE = [m for m in METHODS.values() if m.base is BaseUse.REQUIRED]
 ENTRYWISE = [m for m in SEVERAL if m.reach is not Reach.MATRIX]
 AVERAGING = [m for m in SEVERAL if any(p.name == "normalize" for p in m.parameters)]
-ADDING = [m for m in SEVERAL if m.name != "geomerge"]  # which divides by the sum of the weights
+ADDING = [m for m in SEVERAL if m.name != "geomerge" and not m.calibrated]
+"""All but those that divide by the sum of the weights."""
 KEEPING = [m for m in METHODS.values() if m.name not in {"iso_c", "iso_cts"}]
 """All but those that flatten the spectrum, of one expert too: see test_matrix.py."""
 

@@ -31,7 +31,7 @@ def scalars(parameter):
     low = max(parameter.minimum, -1e9)
     return st.floats(
         low, min(parameter.maximum, 1e9), exclude_min=parameter.open_minimum
-    ) | st.sampled_from([1, "1e-3"])
+    ) | st.sampled_from([1, "1e-3"] if low < 1e-3 else [1, "1e0"])
 
 
 def settings_of(parameter):
@@ -42,6 +42,18 @@ def settings_of(parameter):
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 references = texts.filter(str.strip)
+
+
+words = texts.filter(bool)
+calibrations = words | st.fixed_dictionaries(
+    {"data": words},
+    optional={
+        "column": words | st.none(),
+        "examples": st.integers(1, 500),
+        "tokens": st.integers(1, 500),
+        "seed": st.integers(-9, 9),
+    },
+)
 
 
 @st.composite
@@ -71,7 +83,8 @@ def recipes(draw):
         )
     )
     own = set(Scope) - {Scope.GLOBAL}
-    data = {
+    calibration = {"calibration": draw(calibrations)} if method.calibrated else {}
+    data = calibration | {
         "merge_method": method.name,
         "base_model": base,
         "models": [{"model": label, "parameters": parameters(own)} for label in labels],

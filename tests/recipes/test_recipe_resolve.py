@@ -72,6 +72,7 @@ def test_every_parameter_of_every_method_is_there(name):
             "models": [{"model": f"m{i}"} for i in range(method.min_experts)],
             "parameters": required,
         }
+        | ({"calibration": "examples.jsonl"} if method.calibrated else {})
     )
     settings = resolve_settings(recipe, method, "h.0.mlp", DEPTHS)
     assert settings.shared.keys() | settings.per_expert.keys() == {

@@ -131,6 +131,8 @@ class Method(ABC):
             the adapter takes no part there.
         compresses: Whether merged updates are cut to the asked rank. If not, their rank is the sum
             of the adapters'.
+        calibrated: Whether it needs calibration data of every expert, for the network's linear
+            layers; `prepare` then serves the other tensors.
     """
 
     name: str
@@ -149,6 +151,7 @@ class Method(ABC):
     gauge: str = ""
     absent_is_zero: bool = True
     compresses: bool = True
+    calibrated: bool = False
 
     def check(self, settings: Settings) -> None:  # noqa: B027
         """Refuse settings that admit no merge, before any tensor is read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from isthmus.errors import MethodError
+from isthmus.methods.calibrated import FISHER, PROJECTION, REGMEAN, REGMEAN_PLUS_PLUS
 from isthmus.methods.cat import CAT
 from isthmus.methods.geomerge import GEOMERGE
 from isthmus.methods.iso import ISO_C, ISO_CTS
@@ -37,6 +38,10 @@ METHODS: dict[str, Method] = {
         GEOMERGE,
         SLERP,
         PASSTHROUGH,
+        PROJECTION,
+        REGMEAN,
+        REGMEAN_PLUS_PLUS,
+        FISHER,
     )
 }
 

@@ -15,6 +15,7 @@ from isthmus.errors import CheckpointError
 from isthmus.methods.method import BaseUse, Method
 from isthmus.methods.parameters import Scope
 from isthmus.methods.registry import METHODS
+from isthmus.recipes.calibration import Calibration, read_calibration
 from isthmus.recipes.document import Document, KeyPath, show
 from isthmus.recipes.problems import Problems, nearest
 from isthmus.recipes.references import read_reference
@@ -108,6 +109,9 @@ class _Check:
         elif method and (base or "base_model" not in self.data):
             self._counts(method, base, entries)
             self._required(method, base, common, entries)
+        calibration = self._calibration(self.data, ())
+        if method:
+            self._examples(method, base, calibration, entries)
         fields: dict[str, Any] = {
             "merge_method": method.name if method else "",
             "models": tuple(entries.values()),
@@ -116,6 +120,7 @@ class _Check:
             "dtype": self._dtype("dtype"),
             "out_dtype": self._dtype("out_dtype"),
             "space": space,
+            "calibration": calibration,
             **{key: self.data[key] for key in _PLAIN_KEYS if key in self.data},
         }
         try:
@@ -271,7 +276,54 @@ class _Check:
             self.problems.add(path, "this entry of models names no model", "Add `model: PATH`.")
             return None
         model = read_reference(raw["model"], (*path, "model"), self.problems)
-        return ModelEntry(model=model, parameters=parameters) if model else None
+        calibration = self._calibration(raw, path)
+        if not model:
+            return None
+        return ModelEntry(model=model, parameters=parameters, calibration=calibration)
+
+    def _calibration(self, level: Mapping[str, Any], path: KeyPath) -> Calibration | None:
+        raw = level.get("calibration")
+        if raw is None:
+            return None
+        where = (*path, "calibration")
+        found = read_calibration(raw, where, self.problems)
+        if found is None:
+            self.excused.add("calibration")
+        return found
+
+    def _examples(
+        self,
+        method: Method,
+        base: str | None,
+        common: Calibration | None,
+        entries: dict[int, ModelEntry],
+    ) -> None:
+        """Calibration data is there for all experts if the method looks at any, else for none."""
+        if "calibration" in self.excused:
+            return
+        given = [("models", index) for index, entry in entries.items() if entry.calibration]
+        if not method.calibrated:
+            for path in [*given, *([()] if common else [])]:
+                calibrated = [other.name for other in METHODS.values() if other.calibrated]
+                self.problems.add(
+                    (*path, "calibration"),
+                    f"{method.name} does not look at data",
+                    f"Remove calibration, or take {', '.join(calibrated)}.",
+                )
+            return
+        lacking = [
+            index
+            for index, entry in _experts(method, base, entries).items()
+            if (entry.calibration or Calibration()).over(common).data is None
+        ]
+        if lacking:
+            names = ", ".join(entries[index].model for index in lacking[:4])
+            self.problems.add(
+                ("models", lacking[0], "calibration"),
+                f"{method.name} needs calibration data of every expert; it is missing for {names}",
+                "Add, below each of them, some examples of its task without labels: "
+                "`calibration: examples.jsonl`.",
+            )
 
     def _parameters(self, raw: Any, path: KeyPath, method: Method | None) -> dict[str, Setting]:
         """The sound settings of one level."""

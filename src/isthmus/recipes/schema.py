@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from isthmus.methods.method import BaseUse, Method
 from isthmus.methods.registry import get_method
+from isthmus.recipes.calibration import Calibration
 from isthmus.recipes.settings import Setting
 
 
@@ -37,10 +38,12 @@ class ModelEntry(_Strict):
     Attributes:
         model: `path[@revision][+adapter[@revision]]`.
         parameters: What holds for this model alone, by parameter.
+        calibration: The examples of its task, for methods that need them.
     """
 
     model: str
     parameters: Mapping[str, Setting] = Field(default_factory=dict)
+    calibration: Calibration | None = None
 
 
 class Recipe(_Strict):
@@ -62,6 +65,7 @@ class Recipe(_Strict):
         rank: For adapters: the rank of every merged update, or the smaller side of a weight that is
             smaller; None keeps the largest rank of the module.
         output: For adapters: `adapter`, or `full` for base_model with the merged adapter added.
+        calibration: What holds for the calibration of every model that does not say otherwise.
         name: What people call the result.
     """
 
@@ -76,6 +80,7 @@ class Recipe(_Strict):
     space: str | None = None
     rank: int | None = Field(default=None, ge=1)
     output: Literal["adapter", "full"] | None = None
+    calibration: Calibration | None = None
     name: str | None = None
 
     _root: Path | None = PrivateAttr(default=None)
@@ -118,6 +123,10 @@ class Recipe(_Strict):
         """Keys that it gives and that mean something for adapters alone."""
         return tuple(key for key in ("space", "rank", "output") if getattr(self, key) is not None)
 
+    def calibration_of(self, entry: ModelEntry) -> Calibration:
+        """What an expert is calibrated on: its own settings before those of all."""
+        return (entry.calibration or Calibration()).over(self.calibration)
+
     @property
     def references(self) -> tuple[str, ...]:
         """Every model once, the donor first and the others in the order of the recipe."""
@@ -130,7 +139,10 @@ class Recipe(_Strict):
             "merge_method": self.merge_method,
             "base_model": self.base_model,
             "models": [
-                {"model": entry.model} | _named_settings(entry.parameters) for entry in self.models
+                {"model": entry.model}
+                | _named_calibration(entry.calibration)
+                | _named_settings(entry.parameters)
+                for entry in self.models
             ],
             **_named_settings(self.parameters),
             "dtype": self.dtype,
@@ -140,6 +152,7 @@ class Recipe(_Strict):
             "space": self.space,
             "rank": self.rank,
             "output": self.output,
+            **_named_calibration(self.calibration),
         }
         return {key: value for key, value in data.items() if value is not None}
 
@@ -168,6 +181,12 @@ class Recipe(_Strict):
 
     def __hash__(self) -> int:
         return hash(self.digest())
+
+
+def _named_calibration(calibration: Calibration | None) -> dict[str, Any]:
+    """The entry `calibration`, or nothing where it says nothing."""
+    plain = {} if calibration is None else calibration.plain()
+    return {"calibration": plain} if plain else {}
 
 
 def _named_settings(parameters: Mapping[str, Setting]) -> dict[str, Any]:
