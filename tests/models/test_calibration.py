@@ -19,12 +19,13 @@ from .networks import LAYERS, NAMES, VOCABULARY, build, images, padded, saved, s
 
 
 def listened(network, inputs):
-    """Σ xxᵀ and the number of x by module, from hooks on a plain forward pass."""
+    """Σ xxᵀ, with a constant in x, and the number of x by module, from hooks on a plain forward pass."""
     grams, counts, hooks = {}, {}, []
 
     def hook(name):
         def listen(_module, arguments):
             rows = arguments[0].detach().double().numpy().reshape(-1, arguments[0].shape[-1])
+            rows = np.pad(rows, [(0, 0), (0, 1)], constant_values=1)
             grams[name] = grams.get(name, 0) + np.einsum("ti,tj->ij", rows, rows)
             counts[name] = counts.get(name, 0) + len(rows)
 

@@ -74,6 +74,17 @@ def test_another_model_is_refused(model, out, tmp_path):
     assert "of another model" in refused(CalibrationError, other, out)
 
 
+def test_a_model_can_be_required_alone(model, out, tmp_path):
+    stored, _ = store(model, out, padded(sequences(1)))
+    with open_checkpoint(str(model)) as checkpoint:
+        stored.require_model(checkpoint)
+    with (
+        open_checkpoint(str(saved(tmp_path / "other", "llama", seed=1))) as other,
+        pytest.raises(CalibrationError, match=r"of another model than .*other"),
+    ):
+        stored.require_model(other)
+
+
 def test_another_configuration_is_another_model(model, out):
     store(model, out)
     config = json.loads((model / "config.json").read_text()) | {"rms_norm_eps": 0.1}
@@ -129,16 +140,17 @@ def test_no_statistics(tmp_path):
         StoredMoments(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "key": {}}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', '{"format": 2, "key": {}}'])
 def test_a_damaged_description(tmp_path, content):
     (tmp_path / "calibration.json").write_text(content)
     with pytest.raises(CalibrationError, match="is damaged"):
         StoredMoments(tmp_path)
 
 
-def test_a_later_format(tmp_path):
-    (tmp_path / "calibration.json").write_text('{"format": 2}')
-    with pytest.raises(CalibrationError, match="format 2"):
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_format(tmp_path, number):
+    (tmp_path / "calibration.json").write_text(f'{{"format": {number}}}')
+    with pytest.raises(CalibrationError, match=f"of format {number}"):
         StoredMoments(tmp_path)
 
 

@@ -98,6 +98,17 @@ def test_a_bias_is_the_weight_of_a_constant():
     close(found.initial, float((x @ w.mT + bias).square().sum()))
 
 
+def test_without_the_constant_the_inputs_themselves_remain():
+    x = torch.randn(9, 4)
+    plain, longer = InputMoments.empty(4), InputMoments.empty(5)
+    plain.add(x)
+    longer.add(with_constant(x))
+    found = longer.without_constant()
+    torch.testing.assert_close(found.gram, plain.gram)
+    assert found.count == 9
+    torch.testing.assert_close(longer.gram[-1], with_constant(x).double().sum(dim=0))
+
+
 def test_bad_input_is_refused():
     one = layer()
     moments = InputMoments.empty(5)

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from isthmus.checkpoints import Checkpoint, open_checkpoint
 from isthmus.errors import CalibrationError, MethodError
 from isthmus.models.blocks import Blocks, find_blocks
+from isthmus.models.layers import linear_modules
 from isthmus.models.network import Weights, empty_network
-from isthmus.projection.statistics import InputMoments
+from isthmus.projection.statistics import InputMoments, with_constant
 
 Batch = Mapping[str, Tensor]
 """What a network's forward takes, by name; `attention_mask` of shape [B, T] is 0 at padding."""
@@ -38,6 +39,8 @@ def calibrate(
     report: Report = lambda _done, _total: None,
 ) -> Moments:
     """Σ xxᵀ of the inputs x of every linear layer of a model, all in memory at once.
+
+    Every x ends with a constant 1 (`with_constant`), whether the layer has a bias or not.
 
     Args:
         reference: A model as `open_checkpoint` takes it, with a `config.json`.
@@ -202,7 +205,7 @@ class _Run:
     def through_block(self, number: int, step: Callable[[], None]) -> Moments:
         """Replace the states by this block's outputs."""
         name, module = self.blocks.names[number], self.modules[number]
-        layers = {_joined(name, part): layer for part, layer in _linear_layers(module)}
+        layers = {_joined(name, part): layer for part, layer in linear_modules(module)}
         listener = _Listener(layers)
         with self._loaded_block(number), listener:
             for index, batch in enumerate(self.batches):
@@ -217,7 +220,7 @@ class _Run:
     def after_blocks(self, step: Callable[[], None]) -> Moments:
         """Run the network on the last block's outputs, the blocks being passed over."""
         outside = {*self.blocks.before, *self.blocks.after}
-        layers = {name: layer for name, layer in _linear_layers(self.network) if name in outside}
+        layers = {name: layer for name, layer in linear_modules(self.network) if name in outside}
         listener = _Listener(layers, last=self.head)
         with self._loaded_outside(), listener:
             for index, batch in enumerate(self.batches):
@@ -399,9 +402,9 @@ class _Listener:
             return
         self._heard.append((x, weight))
         if weight not in self.moments:
-            self.moments[weight] = InputMoments.empty(x.shape[-1])
+            self.moments[weight] = InputMoments.empty(x.shape[-1] + 1)
         try:
-            self.moments[weight].add(self._real(weight, x))
+            self.moments[weight].add(with_constant(self._real(weight, x)))
         except MethodError as error:
             raise CalibrationError(
                 f"{weight}: {error.problem}",
@@ -423,12 +426,6 @@ class _Listener:
             f"attention mask has shape {list(mask.shape)}",
             "Give batches of examples of equal length.",
         )
-
-
-def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D":
-            yield name, layer
 
 
 def _joined(block: str, part: str) -> str:

@@ -91,7 +91,7 @@ class Weights:
         numbers: dict[str, nn.Parameter] = {}
         try:
             for module, key, name in slots:
-                source = self._source(name)
+                source = self.source(name)
                 if source not in numbers:
                     shape = tuple(module._parameters[key].shape)  # type: ignore[union-attr]
                     numbers[source] = nn.Parameter(self._read(name, shape), requires_grad=False)
@@ -101,7 +101,12 @@ class Weights:
             for (module, key, _), parameter in zip(slots, empty, strict=True):
                 module._parameters[key] = parameter
 
-    def _source(self, name: str) -> str:
+    def source(self, name: str) -> str:
+        """The tensor in the checkpoint for a parameter.
+
+        Raises:
+            CalibrationError: if there is none.
+        """
         if name not in self.stored:
             raise CalibrationError(
                 f"{self._checkpoint.label} has no tensor for {name}, which "
@@ -112,7 +117,7 @@ class Weights:
         return self.stored[name]
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        source = self._source(name)
+        source = self.source(name)
         info = self._checkpoint.tensors[source]
         if info.shape != shape:
             raise CalibrationError(

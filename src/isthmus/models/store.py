@@ -28,7 +28,7 @@ from isthmus.models.calibration import Batch, Moments, Report, calibrate_checkpo
 from isthmus.projection.statistics import InputMoments
 
 DESCRIPTION = "calibration.json"
-FORMAT = 1
+FORMAT = 2
 
 _READ = 1 << 22
 
@@ -54,11 +54,13 @@ class ContentKey:
         Raises:
             CalibrationError: if one of them cannot be read.
         """
-        return cls(_model_hash(checkpoint), _examples_hash(batches), str(keep))
+        return cls(_model_hash(checkpoint), examples_hash(batches), str(keep))
 
 
 class StoredMoments(Mapping[str, InputMoments]):
     """Moments by the weight's name in the checkpoint, read from disk when they are asked for.
+
+    Every input ends with a constant 1, as `calibrate` records them.
 
     Args:
         folder: As `store_moments` wrote it.
@@ -110,6 +112,18 @@ class StoredMoments(Mapping[str, InputMoments]):
             raise CalibrationError(
                 f"{self.folder} holds calibration statistics of {' and '.join(differing)}",
                 "Remove the folder, or choose another one.",
+            )
+
+    def require_model(self, checkpoint: Checkpoint) -> None:
+        """Refuse moments of another model; reads the model's files once.
+
+        Raises:
+            CalibrationError: if they are of another one, or a file cannot be read.
+        """
+        if _model_hash(checkpoint) != self.key.model:
+            raise CalibrationError(
+                f"{self.folder} holds calibration statistics of another model than {checkpoint.label}",
+                "Make its own with isthmus calibrate.",
             )
 
     def __getitem__(self, weight: str) -> InputMoments:
@@ -227,7 +241,8 @@ def _model_hash(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _examples_hash(batches: Sequence[Batch]) -> str:
+def examples_hash(batches: Sequence[Batch]) -> str:
+    """Identifies examples: same hash, same numbers."""
     digest = xxhash.xxh3_128()
     for batch in batches:
         for name, tensor in sorted(batch.items()):

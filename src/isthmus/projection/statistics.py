@@ -52,6 +52,10 @@ class InputMoments:
         self.gram.addmm_(rows.mT, rows)
         self.count += len(rows) if scale is None else int((scale > 0).sum())
 
+    def without_constant(self) -> InputMoments:
+        """Of inputs `with_constant`, those without it, for a layer that has no bias; shares memory."""
+        return InputMoments(self.gram[:-1, :-1], self.count)
+
 
 @dataclass(eq=False)
 class TargetMoments:
