@@ -101,6 +101,17 @@ class Weights:
             for (module, key, _), parameter in zip(slots, empty, strict=True):
                 module._parameters[key] = parameter
 
+    def reload(self, modules: Sequence[str]) -> None:
+        """Read the own parameters of these modules again, which are loaded at the time.
+
+        Raises:
+            CalibrationError: as `loaded` does.
+        """
+        for name in modules:
+            for key, parameter in self._network.get_submodule(name)._parameters.items():
+                if parameter is not None:
+                    parameter.copy_(self._read(f"{name}.{key}", tuple(parameter.shape)))
+
     def source(self, name: str) -> str:
         """The tensor in the checkpoint for a parameter.
 
