@@ -38,6 +38,25 @@ def test_chunks_shapes_and_types_change_nothing():
     assert whole.count == parts.count == 24
 
 
+@pytest.mark.parametrize("n", [1, 300, 1024, 1300])
+def test_both_triangles_are_there_whenever_they_are_read(n):
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(40, n, generator=random, dtype=torch.float64)
+    moments = InputMoments.empty(n)
+    for start, stop in ((0, 0), (0, 10), (10, 25), (25, 40)):
+        moments.add(x[start:stop].mT.contiguous().mT)
+        expected = x[:stop].numpy().T @ x[:stop].numpy()
+        np.testing.assert_allclose(moments.gram, expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(moments.gram, moments.gram.mT)
+
+
+def test_a_part_of_a_larger_matrix_can_be_added_to():
+    x, whole = torch.randn(6, 4, dtype=torch.float64), torch.zeros(5, 5, dtype=torch.float64)
+    InputMoments(whole).without_constant().add(x)
+    torch.testing.assert_close(whole[:4, :4], x.mT @ x)
+    assert not whole[4].any()
+
+
 def test_weights_are_repetitions_and_zero_is_padding():
     x, y = torch.randn(3, 5).double(), torch.randn(3, 6).double()
     weights = torch.tensor([2.0, 0.0, 1.0])

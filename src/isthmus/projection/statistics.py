@@ -9,9 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
 from isthmus.errors import MethodError
+
+_WIDE = 1024
+"""Inputs from whose size on half of the product is clearly faster (benchmarks/calibration.py)."""
+
+_TILE = 256
 
 
 def with_constant(x: Tensor) -> Tensor:
@@ -19,22 +25,31 @@ def with_constant(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
 
 
-@dataclass(eq=False)
 class InputMoments:
     """C = Σ w xxᵀ over the inputs of one task, accumulated in float64.
 
-    Attributes:
-        gram: C, shape [n, n].
+    Args:
+        gram: C so far, shape [n, n], symmetric; `add` changes it.
         count: How many inputs were added, those of weight 0 left out.
     """
 
-    gram: Tensor
-    count: int = 0
+    def __init__(self, gram: Tensor, count: int = 0) -> None:
+        self._gram = gram
+        self.count = count
+        self._half = False
 
     @classmethod
     def empty(cls, n: int, device: torch.device | str = "cpu") -> InputMoments:
         """Of no inputs yet."""
         return cls(torch.zeros(n, n, dtype=torch.float64, device=device))
+
+    @property
+    def gram(self) -> Tensor:
+        """C, shape [n, n]."""
+        if self._half:
+            _mirror(self._gram)
+            self._half = False
+        return self._gram
 
     def add(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Add a chunk of inputs.
@@ -46,10 +61,14 @@ class InputMoments:
         Raises:
             MethodError: The wrong shape, NaN or infinity, negative weights.
         """
-        rows, scale = _chunk(x, self.gram.shape[0], "inputs", weights)
+        rows, scale = _chunk(x, len(self._gram), "inputs", weights)
         if scale is not None:
             rows = rows * scale
-        self.gram.addmm_(rows.mT, rows)
+        if len(rows) and _worth_halving(self._gram):
+            _add_upper(self._gram, rows)
+            self._half = True
+        else:
+            self._gram.addmm_(rows.mT, rows)
         self.count += len(rows) if scale is None else int((scale > 0).sum())
 
     def without_constant(self) -> InputMoments:
@@ -116,6 +135,27 @@ class TargetMoments:
         else:
             self.squares += outputs.square().sum(dim=0)
         self.count += len(inputs) if scale is None else int((scale > 0).sum())
+
+
+def _worth_halving(gram: Tensor) -> bool:
+    """Whether `_add_upper` can be used, and takes less time than the whole product."""
+    return len(gram) >= _WIDE and gram.device.type == "cpu" and gram.is_contiguous()
+
+
+def _add_upper(gram: Tensor, rows: Tensor) -> None:
+    """Add rowsᵀ rows to the upper triangle alone, in half of the operations."""
+    # BLAS counts by columns: what is the lower triangle to it is the upper one here.
+    dsyrk(1.0, rows.contiguous().numpy().T, 1.0, gram.numpy().T, lower=1, overwrite_c=1)
+
+
+def _mirror(gram: Tensor) -> None:
+    """Copy the upper triangle into the lower one, by tiles that fit in the cache."""
+    n = len(gram)
+    for start in range(0, n, _TILE):
+        stop = min(start + _TILE, n)
+        gram[stop:, start:stop] = gram[start:stop, stop:].mT
+        corner = gram[start:stop, start:stop]
+        corner.copy_(corner.triu() + corner.triu(1).mT)
 
 
 def _chunk(x: Tensor, size: int, name: str, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
