@@ -70,3 +70,17 @@ def test_a_layer_without_its_tensor(tmp_path):
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CalibrationError, match=r"no tensor for model\.layers\.2\.mlp\.up_proj"):
         listed(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert", "vit"])
+def test_an_encoder_that_was_saved_without_its_pooler(tmp_path, name):
+    from transformers import BertModel, ViTModel
+
+    folder = saved(tmp_path, name)
+    kind = {"bert": BertModel, "vit": ViTModel}[name]
+    config = kind.config_class.from_pretrained(folder)
+    kind(config).save_pretrained(tmp_path / "whole")
+    kind(config, add_pooling_layer=False).save_pretrained(tmp_path / "bare")
+    whole, bare = listed(tmp_path / "whole"), listed(tmp_path / "bare")
+    assert [layer for layer in whole if "pooler" not in layer.weight] == bare
+    assert len(whole) == len(bare) + 1

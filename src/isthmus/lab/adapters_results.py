@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 from isthmus.lab.adapters_settings import AdapterSettings
 from isthmus.lab.candidates import Recipe
-from isthmus.lab.evaluate import Row
+from isthmus.lab.evaluate import Row, mean_row
 from isthmus.lab.progress import Stage
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class AdapterResults:
     def rows(self) -> tuple[Row, ...]:
         """Means over the seeds."""
         return tuple(
-            _mean_row(same) for same in zip(*(seed.rows for seed in self.seeds), strict=True)
+            mean_row(same) for same in zip(*(seed.rows for seed in self.seeds), strict=True)
         )
 
     def rank(self, name: str) -> int | None:
@@ -131,15 +131,3 @@ class AdapterResults:
     def write(self, path: Path) -> None:
         """Write the JSON form."""
         path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
-
-
-def _mean_row(rows: tuple[Row, ...]) -> Row:
-    first = rows[0]
-    seconds = [row.merge_seconds for row in rows if row.merge_seconds is not None]
-    return Row(
-        first.name,
-        first.kind,
-        {task: fmean(row.accuracy[task] for row in rows) for task in first.accuracy},
-        {task: fmean(row.normalised[task] for row in rows) for task in first.normalised},
-        fmean(seconds) if seconds else None,
-    )

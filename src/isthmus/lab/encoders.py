@@ -44,6 +44,10 @@ class Encoder:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return cls(model, tokenizer)
 
+    def reopened(self, folder: Path) -> Encoder:
+        """The encoder in another folder, with this one's tokenizer."""
+        return Encoder.load(folder, self.tokenizer)
+
     def save(self, folder: Path) -> None:
         """Write weights, configuration and tokenizer as a Hugging Face folder."""
         self.model.save_pretrained(folder)

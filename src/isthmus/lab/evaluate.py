@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
@@ -89,3 +89,16 @@ def normalise(accuracy: Mapping[str, float], expert: Mapping[str, float]) -> Acc
     return {
         task: value / expert[task] if expert[task] > 0 else 0.0 for task, value in accuracy.items()
     }
+
+
+def mean_row(rows: Sequence[Row]) -> Row:
+    """The mean of one line over several runs, without setting and note."""
+    first = rows[0]
+    seconds = [row.merge_seconds for row in rows if row.merge_seconds is not None]
+    return Row(
+        first.name,
+        first.kind,
+        {task: fmean(row.accuracy[task] for row in rows) for task in first.accuracy},
+        {task: fmean(row.normalised[task] for row in rows) for task in first.normalised},
+        fmean(seconds) if seconds else None,
+    )

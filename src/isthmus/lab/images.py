@@ -48,6 +48,10 @@ class ImageEncoder(Encoder):
         pictures: Pictures = self.tokenizer
         return [pictures.pixels(name) for name in texts]
 
+    def reopened(self, folder: Path) -> ImageEncoder:
+        """The encoder in another folder, with the same pictures."""
+        return load_image_encoder(folder, self.tokenizer)
+
     def save(self, folder: Path) -> None:
         """Write weights, configuration and the way from bytes to pixel values as a Hugging Face folder."""
         self.model.save_pretrained(folder)

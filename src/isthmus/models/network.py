@@ -50,6 +50,10 @@ def empty_network(checkpoint: Checkpoint) -> nn.Module:
             f"{checkpoint.label}: Transformers cannot build a model of type {kind!r}: {error}",
             "Models that bring code of their own are not run; a newer Transformers may know it.",
         ) from error
+    stored = any("pooler." in name for name in checkpoint.tensors)
+    if getattr(network, "pooler", None) is not None and not stored:
+        # An encoder saved without its pooler has a config.json that does not tell.
+        network.pooler = None
     return network.eval().requires_grad_(False)
 
 
