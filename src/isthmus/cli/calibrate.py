@@ -49,13 +49,13 @@ def command(
     from isthmus.models.data import calibration_batches
     from isthmus.models.store import store_moments
 
-    progress = terminal_progress(counts=True)
+    progress = terminal_progress()
     begun = False
 
     def report(_done: int, total: int) -> None:
         nonlocal begun
         if not begun:
-            progress.begin("calibrating", total)
+            progress.begin("calibrating", total, counts=True)
             begun = True
         progress.advance(1)
 

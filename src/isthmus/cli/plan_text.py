@@ -11,10 +11,17 @@ from isthmus.checkpoints import TensorInfo
 from isthmus.cli.text import count, printable, room, table
 from isthmus.engine.comparison import module_name
 from isthmus.engine.plan import Plan
-from isthmus.engine.tasks import ApplyTask, CarryTask, MergeTask, Task, UpdateTask
+from isthmus.engine.tasks import (
+    ApplyTask,
+    CarryTask,
+    MergeTask,
+    SolvedTask,
+    Task,
+    UpdateTask,
+)
 from isthmus.methods.parameters import ParameterValue
 
-Merging: TypeAlias = MergeTask | UpdateTask | ApplyTask
+Merging: TypeAlias = MergeTask | UpdateTask | ApplyTask | SolvedTask
 Value: TypeAlias = ParameterValue | None
 
 RISE, SPREAD, EITHER = "→", "…", " or "
@@ -89,8 +96,10 @@ def _kind(task: Task) -> str:
     """What happens, without parameters."""
     if isinstance(task, CarryTask):
         return f"copied: {task.reason}"
+    if isinstance(task, SolvedTask):
+        return f"{task.method.name} on calibration data"
     if isinstance(task, MergeTask):
-        return task.method.name
+        return "mean" if task.method.calibrated else task.method.name
     merge = task.merge
     return (
         f"{merge.method.name} in {merge.space or merge.method.spaces[0]} space, rank {merge.rank}"

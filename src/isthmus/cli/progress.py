@@ -12,22 +12,15 @@ QUIET_SECONDS = 10.0
 """Plain lines come at most this often."""
 
 
-def terminal_progress(*, counts: bool = False) -> Progress:
-    """A bar when stderr is a terminal, lines otherwise.
-
-    Args:
-        counts: What is counted are steps, not bytes.
-    """
-    return _Bar(counts) if sys.stderr.isatty() else _Lines()
+def terminal_progress() -> Progress:
+    """A bar when stderr is a terminal, lines otherwise."""
+    return _Bar() if sys.stderr.isatty() else _Lines()
 
 
 class _Bar:
     """rich's progress bar on stderr."""
 
-    def __init__(self, counts: bool) -> None:
-        self._counts = counts
-
-    def begin(self, what: str, total_bytes: int) -> None:
+    def begin(self, what: str, total: int, *, counts: bool = False) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -41,7 +34,7 @@ class _Bar:
         from rich.progress import Progress as Bars
 
         amount: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()]
-        if self._counts:
+        if counts:
             amount = [MofNCompleteColumn()]
         self._bars = Bars(
             TextColumn("{task.description}"),
@@ -50,11 +43,11 @@ class _Bar:
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self._task = self._bars.add_task(what, total=total_bytes)
+        self._task = self._bars.add_task(what, total=total)
         self._bars.start()
 
-    def advance(self, done_bytes: int) -> None:
-        self._bars.advance(self._task, done_bytes)
+    def advance(self, done: int) -> None:
+        self._bars.advance(self._task, done)
 
     def finish(self) -> None:
         self._bars.stop()
@@ -63,14 +56,14 @@ class _Bar:
 class _Lines:
     """A line on stderr every few seconds, and none for what is quickly done."""
 
-    def begin(self, what: str, total_bytes: int) -> None:
-        self._what, self._total, self._done = what, total_bytes, 0
+    def begin(self, what: str, total: int, *, counts: bool = False) -> None:  # noqa: ARG002
+        self._what, self._total, self._done = what, total, 0
         self._begun = self._said = time.monotonic()
         self._lock = threading.Lock()
 
-    def advance(self, done_bytes: int) -> None:
+    def advance(self, done: int) -> None:
         with self._lock:
-            self._done += done_bytes
+            self._done += done
             now = time.monotonic()
             if now - self._said < QUIET_SECONDS:
                 return

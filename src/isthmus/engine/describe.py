@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isthmus.engine.plan import Plan
-from isthmus.engine.tasks import CarryTask, MergeTask, Task
+from isthmus.engine.tasks import CarryTask, MergeTask, SolvedTask, Task
 
 
 def plan_as_data(plan: Plan, workers: int) -> dict[str, Any]:
@@ -46,8 +46,9 @@ def _action(task: Task) -> dict[str, Any]:
     if isinstance(task, CarryTask):
         return {"action": "carry", "reason": task.reason}
     parameters = _values(task.settings.shared) | _values(task.settings.per_expert)
-    if isinstance(task, MergeTask):
-        operands = ([task.base] if task.base else []) + list(task.experts)
+    if isinstance(task, MergeTask | SolvedTask):
+        base = task.base if isinstance(task, MergeTask) else None
+        operands = ([base] if base else []) + list(task.experts)
         inputs = [{"model": operand.model.label, "tensor": operand.name} for operand in operands]
         return {"action": task.method.name, "inputs": inputs, "parameters": parameters}
     merge = task.merge

@@ -73,6 +73,11 @@ def merge_state_dicts(
         raise MethodError(
             f"a model is named {BASE!r}, which is the base model's name here", "Rename the model."
         )
+    if get_method(method).calibrated:
+        raise MethodError(
+            f"{method} runs networks on data, which state dicts alone do not make",
+            "Save the models with save_pretrained and merge the folders.",
+        )
     own, common = _by_model(models, parameters)
     if any(parameter.name == "weight" for parameter in get_method(method).parameters):
         common = {"weight": 1.0} | common if "weight" not in parameters else common

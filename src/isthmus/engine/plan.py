@@ -17,6 +17,7 @@ import numpy as np
 from isthmus.checkpoints import Dtype, ShardLayout
 from isthmus.checkpoints.base import Source
 from isthmus.engine.devices import Device, Processor
+from isthmus.engine.layer_stage import LayerStage
 from isthmus.engine.tasks import ApplyTask, MergeTask, Task, UpdateTask
 from isthmus.methods.method import Method, Reach, WeightedSum
 from isthmus.recipes import Recipe
@@ -52,6 +53,7 @@ class Plan:
         base_name: What people call the base model, or None.
         texts: Further files of the output, by name.
         tied: Names that share another output tensor's numbers.
+        stage: What is merged on calibration data before tensors are written, or None.
     """
 
     recipe: Recipe
@@ -69,6 +71,7 @@ class Plan:
     base_name: str | None = None
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     tied: Mapping[str, str] = field(default_factory=dict, repr=False)
+    stage: LayerStage | None = field(default=None, repr=False)
 
     @property
     def count(self) -> int:
@@ -134,7 +137,8 @@ class Plan:
             (t.merge.peak_memory for t in self.tasks if isinstance(t, UpdateTask | ApplyTask)),
             default=0,
         )
-        return min(workers, len(self.tasks)) * max(chunks + histograms, updates)
+        writing = min(workers, len(self.tasks)) * max(chunks + histograms, updates)
+        return writing if self.stage is None else max(writing, self.stage.peak_memory)
 
     @cached_property
     def digest(self) -> str:
@@ -154,5 +158,6 @@ class Plan:
             "shards": [shard.file for shard in self.layout.shards],
             "device": self.device_name,
             "chunk": self.device.chunk_size,
+            "layers": None if self.stage is None else self.stage.digest,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -14,8 +14,9 @@ from isthmus.engine.compatibility import require_mergeable
 from isthmus.engine.devices import open_device
 from isthmus.engine.matching import Carried, Matched, Matching, match
 from isthmus.engine.plan import Plan
+from isthmus.engine.plan_layers import plan_layers
 from isthmus.engine.streams import Operand
-from isthmus.engine.tasks import CarryTask, MergeTask
+from isthmus.engine.tasks import CarryTask, MergeTask, SolvedTask, Task
 from isthmus.errors import MethodError, PlanError
 from isthmus.methods.method import BaseUse, Method, Settings
 from isthmus.methods.registry import get_method
@@ -85,14 +86,22 @@ def plan_models(
             f"{donor.label} shares no tensor with all the other models",
             "Check that they have the same architecture: isthmus inspect A B compares them.",
         )
-    tasks: dict[str, MergeTask | CarryTask] = {**merges, **carries}
+    stage = plan_layers(recipe, donor, experts, merges) if method.calibrated else None
+    solved = {} if stage is None else {n: plan for plan in stage.plans for n in plan.tensors}
+    tasks: dict[str, Task] = {
+        **merges,
+        **carries,
+        **{name: _solved(merges[name], stage.view) for name in solved if stage is not None},
+    }
     ordered = tuple(tasks[name] for name in donor.tensors)
     return Plan(
         recipe=recipe,
         method=method,
         tasks=ordered,
         layout=ShardLayout.plan(
-            [task.output for task in ordered], max_shard_size, tied=donor.tied_by_file
+            [info for task in ordered for info in task.outputs],
+            max_shard_size,
+            tied=donor.tied_by_file,
         ),
         donor=donor,
         models=tuple(opened.values()),
@@ -103,6 +112,14 @@ def plan_models(
         notes=tuple(_notes(recipe, tuple(opened.values()), matching)),
         base_name=recipe.base_model,
         tied=donor.tied,
+        stage=stage,
+    )
+
+
+def _solved(task: MergeTask, view: Checkpoint) -> SolvedTask:
+    """The same tensor, from where the merged layers are."""
+    return SolvedTask(
+        task.output, Operand(view, task.output.name), task.experts, task.settings, task.method
     )
 
 

@@ -8,11 +8,11 @@ from typing import Protocol
 class Progress(Protocol):
     """Listens to a merge. Called from several threads."""
 
-    def begin(self, what: str, total_bytes: int) -> None:
-        """A stage of so many output bytes begins."""
+    def begin(self, what: str, total: int, *, counts: bool = False) -> None:
+        """A stage of so many output bytes begins, or if `counts` of so many steps."""
 
-    def advance(self, done_bytes: int) -> None:
-        """So many more output bytes are done."""
+    def advance(self, done: int) -> None:
+        """So many more bytes or steps are done."""
 
     def finish(self) -> None:
         """The stage is over, well or badly."""
@@ -21,10 +21,10 @@ class Progress(Protocol):
 class Silent:
     """Says nothing."""
 
-    def begin(self, what: str, total_bytes: int) -> None:
+    def begin(self, what: str, total: int, *, counts: bool = False) -> None:
         """Say nothing."""
 
-    def advance(self, done_bytes: int) -> None:
+    def advance(self, done: int) -> None:
         """Say nothing."""
 
     def finish(self) -> None:

@@ -15,6 +15,8 @@ from threadpoolctl import threadpool_limits
 from isthmus.checkpoints import ShardWriter, atomic_write_text, copy_sidecars
 from isthmus.engine.hashing import hash_range, new_hash
 from isthmus.engine.journal import Entry, Journal
+from isthmus.engine.layer_stage import FOLDER as LAYERS
+from isthmus.engine.layer_stage import StageReport
 from isthmus.engine.manifest import MANIFEST, FileRecord, Manifest, read_manifest
 from isthmus.engine.output import check_output, source_records
 from isthmus.engine.plan import Plan
@@ -120,9 +122,14 @@ def run(
     if resume and is_finished(out):
         return _outcome(plan, out, resumed=plan.count, notes=read_manifest(out).notes)
     with open_workspace(out, plan.digest, resume=resume, overwrite=overwrite) as space:
-        results, resumed = _write_shards(plan, space, workers, progress or Silent())
-        notes = [*plan.notes, *results.told()]
-        _write_rest(plan, space, results, notes, version, card)
+        progress = progress or Silent()
+        stage = StageReport(())
+        if plan.stage is not None:
+            stage = plan.stage.run(space.work / LAYERS, progress)
+        results, resumed = _write_shards(plan, space, workers, progress)
+        notes = [*plan.notes, *stage.notes, *results.told()]
+        texts = {"README.md": card(plan), **plan.texts, **stage.texts}
+        _write_rest(plan, space, results, notes, version, texts)
         return _outcome(plan, out, resumed=resumed, notes=notes)
 
 
@@ -263,14 +270,13 @@ def _write_rest(
     results: _Results,
     notes: Sequence[str],
     version: str,
-    card: Callable[[Plan], str],
+    texts: Mapping[str, str],
 ) -> None:
     """Write all that is not weights, then move everything into place."""
     sidecars = copy_sidecars(plan.donor, space.staging, plan.out_dtype)
-    texts = {"README.md": card(plan), **plan.texts}
     index = plan.layout.index()
     if index is not None:
-        texts[index[0]] = index[1]
+        texts = {**texts, index[0]: index[1]}
     for name, text in texts.items():
         atomic_write_text(space.staging / name, text)
     files = _shard_records(plan, results.digests)

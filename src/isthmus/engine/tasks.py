@@ -139,7 +139,36 @@ class ApplyTask:
         return self.merge.settings
 
 
-Task: TypeAlias = MergeTask | CarryTask | UpdateTask | ApplyTask
+@dataclass(frozen=True, slots=True)
+class SolvedTask:
+    """A tensor of a linear layer that is merged on calibration data before tensors are written.
+
+    Attributes:
+        output: Its name, format and shape in the output.
+        source: The merged numbers.
+        experts: The experts' tensors, from which it was made.
+        settings: The method's parameters here.
+        method: The merge method.
+    """
+
+    output: TensorInfo
+    source: Operand
+    experts: tuple[Operand, ...]
+    settings: Settings
+    method: Method
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """What is written."""
+        return (self.output,)
+
+    @property
+    def inputs(self) -> Sequence[TensorInfo]:
+        """What is read."""
+        return [self.source.info, *(operand.info for operand in self.experts)]
+
+
+Task: TypeAlias = MergeTask | CarryTask | UpdateTask | ApplyTask | SolvedTask
 """One piece of work; its outputs are written together."""
 
 

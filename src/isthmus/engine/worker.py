@@ -22,7 +22,14 @@ from isthmus.engine.streams import (
     lies_within,
     require_finite,
 )
-from isthmus.engine.tasks import ApplyTask, CarryTask, MergeTask, Task, UpdateTask
+from isthmus.engine.tasks import (
+    ApplyTask,
+    CarryTask,
+    MergeTask,
+    SolvedTask,
+    Task,
+    UpdateTask,
+)
 from isthmus.errors import NonFiniteError
 from isthmus.methods.weighted import weighted_sum_of_bfloat16
 from isthmus.typing import FloatArray, StorageArray
@@ -148,7 +155,7 @@ class Worker:
                 raise _overflow(task.output)
             yield encode(values, task.output.dtype)
 
-    def _converted(self, task: CarryTask | ApplyTask) -> Iterator[StorageArray]:
+    def _converted(self, task: CarryTask | ApplyTask | SolvedTask) -> Iterator[StorageArray]:
         wide = task.source.info.dtype is Dtype.F64
         compute = np.dtype(np.float64) if wide else np.dtype(np.float32)
         for start, count in self._stretches(task):
@@ -160,7 +167,9 @@ class Worker:
                 raise _overflow(task.output)
             yield encode(row, task.output.dtype)
 
-    def _copied(self, task: CarryTask | ApplyTask, differing: set[str]) -> Iterator[StorageArray]:
+    def _copied(
+        self, task: CarryTask | ApplyTask | SolvedTask, differing: set[str]
+    ) -> Iterator[StorageArray]:
         """The donor's bytes; models whose numbers differ are added to `differing`."""
         source = task.source
         for start, count in self._stretches(task):
@@ -173,7 +182,7 @@ class Worker:
                     differing.add(other.model.label)
             yield stored
 
-    def _stretches(self, task: CarryTask | ApplyTask) -> Iterator[tuple[int, int]]:
+    def _stretches(self, task: CarryTask | ApplyTask | SolvedTask) -> Iterator[tuple[int, int]]:
         """Start and length of each chunk."""
         size, step = task.output.numel, self.plan.device.chunk_size
         return ((start, min(step, size - start)) for start in range(0, size, step))

@@ -16,6 +16,8 @@ from isthmus.models.images import read_images, sample_images
 
 _PROCESSOR = "preprocessor_config.json"
 
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
+
 _REASON = 300
 """Characters of a library's message; some tell all that they know."""
 
@@ -28,6 +30,7 @@ def calibration_batches(
     examples: int = 128,
     tokens: int = 256,
     seed: int = 0,
+    lender: Checkpoint | None = None,
 ) -> list[dict[str, Tensor]]:
     """Batches of randomly chosen examples: of texts, or of images where the model takes images alone.
 
@@ -38,6 +41,7 @@ def calibration_batches(
         examples: How many to choose; all of them where there are fewer.
         tokens: Longer texts are cut after so many.
         seed: For the choice.
+        lender: Whose tokenizer serves where the model's folder has none, such as its base.
 
     Raises:
         CalibrationError: if the data, the tokenizer or the model cannot be used, or do not fit.
@@ -47,12 +51,22 @@ def calibration_batches(
         raise CalibrationError(
             f"{checkpoint.label} has no config.json", "Name a folder in the Hub's layout."
         )
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    folder = _folder(checkpoint.path)
     if _sees_alone(config):
         images = sample_images(read_images(data), examples, seed)
         return image_batches(images, config, _processor(folder))
     chosen = sample_examples(read_examples(data, column), examples, seed)
+    if lender is not None and lender.path is not None and not _has_tokenizer(folder):
+        folder = _folder(lender.path)
     return text_batches(chosen, _tokenizer(folder), config, tokens)
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def _sees_alone(config: Mapping[str, Any]) -> bool:

@@ -24,7 +24,8 @@ from isthmus.checkpoints import Checkpoint, atomic_write_text
 from isthmus.checkpoints.atomic import sync_folder
 from isthmus.checkpoints.safetensors_file import SafetensorsFile
 from isthmus.errors import CalibrationError, OutputError
-from isthmus.models.calibration import Batch, Moments, Report, calibrate_checkpoint
+from isthmus.models.calibration import Moments, Report, calibrate_checkpoint
+from isthmus.models.listening import Batch
 from isthmus.projection.statistics import InputMoments
 
 DESCRIPTION = "calibration.json"

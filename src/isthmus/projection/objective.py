@@ -23,6 +23,9 @@ from isthmus.projection.statistics import InputMoments, TargetMoments
 SINGULAR = 1e-12
 """Eigenvalues of C below this share of the largest are rounding."""
 
+REGULAR = 1e-8
+"""A C whose Cholesky pivots at unit diagonal all exceed this is solved with directly."""
+
 
 @dataclass(frozen=True, eq=False)
 class LayerObjective:
@@ -68,17 +71,28 @@ class LayerObjective:
         kept = values > SINGULAR * values[-1]
         return values[kept], vectors[:, kept]
 
-    def regression(self) -> Tensor:
-        """−G C⁺, shape [m, n]: the least-norm minimiser of J over all matrices."""
+    @cached_property
+    def _least(self) -> Tensor:
+        """−G C⁺; by Cholesky where C is regular, which takes a tenth of the time of the spectrum."""
+        diagonal = self.gram.diagonal()
+        if bool((diagonal > 0).all()):
+            scale = diagonal.rsqrt()
+            factor, failed = torch.linalg.cholesky_ex(scale.unsqueeze(1) * self.gram * scale)
+            if not failed and float(factor.diagonal().square().min()) > REGULAR:
+                solved = torch.cholesky_solve((self.cross * scale).mT, factor).mT
+                return -solved * scale
         values, vectors = self.spectrum
         least: Tensor = -((self.cross @ vectors) / values) @ vectors.mT
         return least
 
+    def regression(self) -> Tensor:
+        """−G C⁺, shape [m, n]: the least-norm minimiser of J over all matrices."""
+        return self._least
+
     def floor(self) -> float:
         """The least J over all matrices Δ: the error that no weight of this layer removes."""
-        values, vectors = self.spectrum
-        explained = float(((self.cross @ vectors).square() / values).sum())
-        return max(self.initial - explained, 0.0)
+        # At the minimum ΔC = −G, so that J = tr ΔGᵀ + J(0).
+        return max(self.initial + float((self._least * self.cross).sum()), 0.0)
 
 
 def expert_objective(
