@@ -258,8 +258,7 @@ class _Lockstep:
                     )
                 for moments, (label, inputs) in zip(sums[::2], pair, strict=True):
                     add_inputs(moments, label, inputs)
-                left, right = (x.reshape(-1, x.shape[-1]).to(torch.float64) for x in (x_e, x_m))
-                sums[1].addmm_(left.mT, right)
+                _add_cross(sums[1], x_e, x_m)
         assert sums is not None, "every task has a batch"
         return sums
 
@@ -323,6 +322,11 @@ def _input(layer: nn.Module, run: Callable[[], object]) -> Tensor | None:
     with listening({"": layer}, catch), _left_early():
         run()
     return caught[0] if caught else None
+
+
+def _add_cross(cross: Tensor, left: Tensor, right: Tensor) -> None:
+    rows, others = (x.reshape(-1, x.shape[-1]).to(torch.float64) for x in (left, right))
+    cross.addmm_(rows.mT, others)
 
 
 @contextmanager
