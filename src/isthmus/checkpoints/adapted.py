@@ -59,6 +59,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     Attributes:
         modules: For each tensor of the base that changes, the module to whose update that is due.
+        replaced: The tensors that the adapter stores in full.
 
     Raises:
         CheckpointError: if the base lacks a module or a bias that the adapter changes, the shapes
@@ -83,6 +84,7 @@ class AdaptedCheckpoint(Checkpoint):
         names = self._base_names([*weights, *biases], adapter.replaced)
         updates = {names.get(name, name): update for name, update in weights.items()}
         self._replaced = {names.get(name, name): info for name, info in adapter.replaced.items()}
+        self.replaced = self._replaced.keys()
         self._join_ties(updates, self._replaced)
         self._orientations = Orientations(base.tensors)
         self._updates: dict[str, _Placed] = {}

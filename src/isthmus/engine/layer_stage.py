@@ -15,6 +15,8 @@ from isthmus.engine.progress import Progress
 from isthmus.engine.remarks import some
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from isthmus.models.layer_merges import Examples, LayerPlan
     from isthmus.models.merged_view import MergedView
 
@@ -37,6 +39,7 @@ class LayerStage:
         examples: What each expert is calibrated on.
         sequential: Whether inputs are computed anew with what is merged.
         own_targets: Then, whether targets come from the experts' own inputs.
+        for_adapters: Whether the merge is to be written as an adapter, which needs `multipliers`.
     """
 
     donor: Checkpoint
@@ -46,6 +49,7 @@ class LayerStage:
     examples: tuple[Examples, ...] = field(repr=False)
     sequential: bool
     own_targets: bool
+    for_adapters: bool = False
 
     @cached_property
     def digest(self) -> str:
@@ -78,7 +82,9 @@ class LayerStage:
 
         solved = SolvedLayers(folder, {plan.number: plan.tensors for plan in self.plans})
         self.view.solved = solved
-        merges = LayerMerges(self.donor, self.experts, self.plans, solved)
+        merges = LayerMerges(
+            self.donor, self.experts, self.plans, solved, multipliers=self.for_adapters
+        )
         with _Counted(progress) as report:
             if self.sequential:
                 merges.in_sequence(
@@ -90,6 +96,15 @@ class LayerStage:
             else:
                 merges.apart(self.examples, report)
         return StageReport(tuple(solved.records.values()))
+
+    def multipliers(self, tensor: str) -> Tensor | None:
+        """How the task vectors of a tensor are scaled; None where it is averaged.
+
+        Returns:
+            Of a shape that broadcasts to [K, m, n].
+        """
+        assert self.view.solved is not None
+        return self.view.solved.multipliers(tensor)
 
     @property
     def peak_memory(self) -> int:

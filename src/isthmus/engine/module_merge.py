@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from isthmus.engine.remarks import Remarks
 from isthmus.errors import MethodError, NonFiniteError
 from isthmus.methods.method import Method, Settings
 from isthmus.typing import FloatArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _KEPT_MERGES = 8
 """Merged modules in memory; at least one for each worker, so that none is merged twice."""
@@ -86,6 +89,8 @@ class ModuleMerge:
         settings: Its parameters here.
         space: Where it runs; None for its default.
         rank: Of the result.
+        scales: What was found out on calibration data: how each update is scaled, of a shape that
+            broadcasts to [K, m, n], or None where it is merged as usual.
     """
 
     module: str
@@ -94,6 +99,7 @@ class ModuleMerge:
     settings: Settings
     space: str | None
     rank: int
+    scales: Callable[[], Tensor | None] | None = None
 
     @property
     def pattern(self) -> LowRankUpdate:
@@ -152,7 +158,7 @@ class ModuleMerge:
         import torch
 
         from isthmus.geometry.factored import Factored
-        from isthmus.methods.adapters import merge_updates, merge_vectors
+        from isthmus.methods.adapters import add_scaled, merge_updates, merge_vectors
 
         updates: list[Factored] = []
         biases: list[torch.Tensor | None] = []
@@ -166,9 +172,13 @@ class ModuleMerge:
             own = part.bias()
             biases.append(None if own is None else torch.from_numpy(own))
         try:
-            merged = merge_updates(
-                self.method, updates, self.settings, space=self.space, rank=self.rank
-            )
+            scales = None if self.scales is None else self.scales()
+            if scales is not None:
+                merged = add_scaled(updates, scales, rank=self.rank)
+            else:
+                merged = merge_updates(
+                    self.method, updates, self.settings, space=self.space, rank=self.rank
+                )
             bias = merge_vectors(self.method, biases, self.settings) if self.has_bias else None
         except MethodError as error:
             raise MethodError(f"module {self.module}: {error.problem}", error.cure) from error

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from isthmus.checkpoints import (
     AdaptedCheckpoint,
@@ -20,8 +23,10 @@ from isthmus.checkpoints import (
 )
 from isthmus.checkpoints.adapter_format import adapter_config, adapter_tensors
 from isthmus.engine.devices import Processor
+from isthmus.engine.layer_stage import LayerStage
 from isthmus.engine.module_merge import MergedAdapter, ModuleMerge, Part
 from isthmus.engine.plan import Plan
+from isthmus.engine.plan_layers import plan_layers
 from isthmus.engine.plan_models import checked_settings, compute_dtype, converted, out_dtype
 from isthmus.engine.remarks import some
 from isthmus.engine.streams import Operand
@@ -29,6 +34,9 @@ from isthmus.engine.tasks import ApplyTask, CarryTask, MergeTask, Task, UpdateTa
 from isthmus.errors import PlanError
 from isthmus.methods.method import BaseUse, Method
 from isthmus.recipes import Depths, Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BASE_CURE = "Name the model that the adapters were trained on: `base_model: ...`."
 
@@ -130,12 +138,10 @@ class _Planner:
         _require_alike(module, [part for part in parts if part is not None])
         ranks = [update.rank for update in updates if update is not None]
         pattern = next(update for update in updates if update is not None)
-        if not self.method.compresses:
-            rank = sum(ranks)
-        elif self.recipe.rank is not None:
+        if self.recipe.rank is not None and self.method.compresses:
             rank = min(self.recipe.rank, *pattern.shape)
         else:
-            rank = max(ranks)
+            rank = sum(ranks) if self.method.adds_ranks else max(ranks)
         name = f"{module}.weight"
         return ModuleMerge(
             module=module,
@@ -144,7 +150,61 @@ class _Planner:
             settings=checked_settings(self.recipe, self.method, name, self._depths),
             space=self.recipe.space,
             rank=rank,
+            scales=self._scales(module),
         )
+
+    def _scales(self, module: str) -> Callable[[], Tensor | None] | None:
+        """What the calibration data will say about a module, when it is known."""
+        stage = self.stage
+        if stage is None or module not in self._weights:
+            return None
+        return partial(stage.multipliers, self._weights[module])
+
+    # Calibration data
+
+    @cached_property
+    def _adapted(self) -> tuple[AdaptedCheckpoint, ...]:
+        """Each adapter on the base, for running it."""
+        if self.base is None:
+            raise PlanError(
+                f"{self.method.name} runs the model that the adapters were trained on", _BASE_CURE
+            )
+        return tuple(AdaptedCheckpoint(self.base, expert) for expert in self.experts)
+
+    @cached_property
+    def _weights(self) -> Mapping[str, str]:
+        """The base's tensor for every module that an adapter changes, by its name in the output."""
+        return {
+            module: tensor
+            for adapted, names in zip(self._adapted, self._module_names, strict=True)
+            for module, own in names.items()
+            for tensor, of in adapted.modules.items()
+            if of == own and tensor.endswith(".weight")
+        }
+
+    @cached_property
+    def stage(self) -> LayerStage | None:
+        """What is merged on calibration data, for methods that look at any."""
+        if not self.method.calibrated:
+            return None
+        base, adapted = self.base, self._adapted
+        assert base is not None
+        updated = {name for one in adapted for name in one.modules}
+        changed = updated.union(*(one.replaced for one in adapted))
+        tensors = [name for name in base.tensors if name in changed]
+        depths = Depths(base.tensors)
+        merges = {
+            name: MergeTask(
+                output=base.tensors[name],
+                base=Operand(base, name),
+                experts=tuple(Operand(one, name) for one in adapted),
+                settings=checked_settings(self.recipe, self.method, name, depths),
+                compute=np.dtype(np.float32),
+                method=self.method,
+            )
+            for name in tensors
+        }
+        return plan_layers(self.recipe, base, adapted, merges, updated=updated)
 
     def require_rank(self) -> None:
         """The asked rank is one that a module can have."""
@@ -361,6 +421,7 @@ class _Planner:
             "device_name": "cpu",
             "allow_nonfinite": self.allow_nonfinite,
             "notes": tuple(self.notes()),
+            "stage": self.stage,
         }
         return Plan(**fields | own)  # type: ignore[arg-type]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from isthmus.checkpoints import Checkpoint, Dtype
@@ -25,6 +25,8 @@ def plan_layers(
     donor: Checkpoint,
     experts: Sequence[Checkpoint],
     merges: Mapping[str, MergeTask],
+    *,
+    updated: Collection[str] | None = None,
 ) -> LayerStage:
     """Find the linear layers among the tensors to merge, and read the calibration data.
 
@@ -33,6 +35,7 @@ def plan_layers(
         donor: The base model.
         experts: The models that are merged.
         merges: The tensors that all have, by their name in the donor.
+        updated: For adapters: the weights with low-rank updates, in the span of which the result lies.
 
     Raises:
         CalibrationError: if the network cannot be built, or the data cannot be used.
@@ -46,6 +49,7 @@ def plan_layers(
         _layer_plan(number, method, layer, merges)
         for number, layer in enumerate(linear_layers(donor))
         if layer.weight in merges
+        and (updated is None or layer.weight in updated)
         and merges[layer.weight].settings.shared.get("basis", None) != NONE
     ]
     if not plans:
@@ -53,6 +57,8 @@ def plan_layers(
             f"no linear layer of {donor.label} is left for {method.name}",
             "See that a basis other than none matches some; isthmus plan --tensors lists names.",
         )
+    if updated is not None:
+        _require_span(plans)
     settings = [merges[plan.layer.weight].settings for plan in plans]
     sequential = _sequential(method, settings)
     means = {
@@ -73,6 +79,7 @@ def plan_layers(
         ),
         sequential=sequential,
         own_targets=method is PROJECTION,
+        for_adapters=updated is not None,
     )
 
 
@@ -118,6 +125,19 @@ def _rule(method: Method, settings: Settings) -> Rule:
         diagonal = said["form"] == "diagonal"
         return FisherRule("diagonal" if diagonal else "kronecker", float(said["damping"] or 0))
     return RegMeanRule(float(said["keep"] or 0))
+
+
+def _require_span(plans: Sequence[LayerPlan]) -> None:
+    """Refuse corrections that no adapter holds at the sum of the ranks."""
+    from isthmus.projection.layer import ProjectionRule
+
+    for plan in plans:
+        basis = plan.rule.basis if isinstance(plan.rule, ProjectionRule) else None
+        if basis not in {"scalar", "diagonal", "columns"}:
+            raise PlanError(
+                f"{plan.layer.weight}: basis: {basis} leaves the span of the adapters",
+                "Take basis: scalar, diagonal or columns. For a whole model, list base+adapter.",
+            )
 
 
 def _sequential(method: Method, settings: Sequence[Settings]) -> bool:

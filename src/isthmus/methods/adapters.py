@@ -114,6 +114,31 @@ def _merge(
     return _MERGES[space](method, updates, settings, rank)
 
 
+def add_scaled(updates: Sequence[Factored], scales: Tensor, *, rank: int) -> LowRankMerge:
+    """Σ_k d⁽ᵏ⁾ ∘ ΔW_k for d⁽ᵏ⁾ that scale rows or columns, at the rank of all updates together at most.
+
+    Args:
+        updates: One for each adapter, all of shape [m, n].
+        scales: d⁽ᵏ⁾, shape [K, m, 1], [K, 1, n] or [K, 1, 1].
+        rank: Of the result, at least 1.
+
+    Raises:
+        MethodError: if the updates differ in shape, hold NaN or infinity or overflow.
+    """
+    from isthmus.geometry.linalg import one_thread
+
+    _check(updates, rank)
+    by_row = scales.shape[1] > 1
+    scaled = [
+        Factored(update.left.double() * d, update.right.double())
+        if by_row
+        else Factored(update.left.double(), update.right.double() * d)
+        for update, d in zip(updates, scales.double(), strict=True)
+    ]
+    with one_thread():
+        return LowRankMerge(*stacked(scaled, [1.0] * len(scaled)).recompressed(rank))
+
+
 def _shifted(update: Factored, shift: int) -> Factored:
     """Both factors times two to that power."""
     return Factored(*(factor.double() * 2.0**shift for factor in update))

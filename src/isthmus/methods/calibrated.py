@@ -49,6 +49,11 @@ class Calibrated(Method):
         weights = numbers(settings, "weight")
         return WeightedSum(tuple(weights), divisor(weights, normalize=True))
 
+    def coefficients(self, settings: Settings) -> tuple[float, ...]:
+        """The shares of the mean, for updates of adapters that are no linear layer's."""
+        total = self.weighted_sum(settings)
+        return tuple(weight / total.divisor for weight in total.weights)
+
     def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:  # noqa: ARG002
         """The weighted mean of the experts; nothing depends on the whole tensor."""
         total = self.weighted_sum(settings)
@@ -156,6 +161,11 @@ PROJECTION = Calibrated(
     ),
     base=BaseUse.REQUIRED,
     propagates=True,
+    spaces=("core",),
+    adds_ranks=True,
+    gauge=(
+        "The merged adapter does not depend on the factorisation: updates are scaled as matrices."
+    ),
 )
 
 REGMEAN = Calibrated(

@@ -61,6 +61,7 @@ CAT = Cat(
     spaces=("core",),
     adapters_only=True,
     compresses=False,
+    adds_ranks=True,
     gauge=(
         "The merged update does not depend on the factorisation; its factors do, since they are "
         "the adapters' own."

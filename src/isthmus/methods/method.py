@@ -129,8 +129,9 @@ class Method(ABC):
         gauge: One sentence: whether the merge of adapters depends on their factorisation.
         absent_is_zero: Whether a module that an adapter leaves alone counts as a zero update, or
             the adapter takes no part there.
-        compresses: Whether merged updates are cut to the asked rank. If not, their rank is the sum
-            of the adapters'.
+        compresses: Whether merged updates can be cut to an asked rank.
+        adds_ranks: Whether their rank is the sum of the adapters' if none is asked for; otherwise it
+            is the largest.
         calibrated: Whether it needs calibration data of every expert, for the network's linear
             layers; `prepare` then serves the other tensors.
     """
@@ -151,6 +152,7 @@ class Method(ABC):
     gauge: str = ""
     absent_is_zero: bool = True
     compresses: bool = True
+    adds_ranks: bool = False
     calibrated: bool = False
 
     def check(self, settings: Settings) -> None:  # noqa: B027

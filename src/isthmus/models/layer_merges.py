@@ -18,7 +18,7 @@ from isthmus.models.layers import Layer
 from isthmus.models.listening import Batch
 from isthmus.models.lockstep import SharedInput, run_in_lockstep
 from isthmus.models.merged_view import MergedView
-from isthmus.models.solved import SolvedLayers
+from isthmus.models.solved import MULTIPLIERS, SolvedLayers
 from isthmus.models.store import StoredMoments
 from isthmus.projection.layer import LayerMerge, Rule, merge_layer
 from isthmus.projection.objective import LayerObjective, expert_objective, sequential_objective
@@ -68,12 +68,14 @@ class LayerMerges:
         experts: In the order of the plans' names.
         plans: In the order of the network.
         solved: Where the results go; layers that are there already stay.
+        multipliers: Whether to keep, beside each weight, how its task vectors were scaled.
     """
 
     donor: Checkpoint
     experts: Sequence[Checkpoint]
     plans: Sequence[LayerPlan]
     solved: SolvedLayers
+    multipliers: bool = False
 
     def apart(self, examples: Sequence[Examples], report: Report) -> None:
         """Every layer by itself, on the inputs that it has in each expert.
@@ -174,7 +176,7 @@ class LayerMerges:
             found = merge_layer(plan.rule, tau, objective, moments, weights, plan.seeds)
         except MethodError as error:
             raise MethodError(f"{plan.layer.weight}: {error.problem}", error.cure) from error
-        self._keep(plan, base + found.correction, _record(plan, found))
+        self._keep(plan, base + found.correction, _record(plan, found), found.multipliers)
 
     def _average(self, plan: LayerPlan) -> None:
         """What stands for a layer that the examples do not reach."""
@@ -184,14 +186,23 @@ class LayerMerges:
         note = "no example reaches this layer; its weight is the mean of the experts'"
         self._keep(plan, mean, {"weight": plan.layer.weight, "notes": [note]})
 
-    def _keep(self, plan: LayerPlan, merged: Tensor, record: Mapping[str, Any]) -> None:
+    def _keep(
+        self,
+        plan: LayerPlan,
+        merged: Tensor,
+        record: Mapping[str, Any],
+        multipliers: Tensor | None = None,
+    ) -> None:
         weight, *bias = plan.tensors
         columns = merged[:, : merged.shape[1] - len(bias)]
         tensors = {weight: columns.mT if plan.layer.transposed else columns}
         if bias:
             tensors[bias[0]] = merged[:, -1]
         wide = torch.float64 if plan.wide else torch.float32
-        self.solved.add(plan.number, {k: v.to(wide) for k, v in tensors.items()}, record)
+        kept = {name: tensor.to(wide) for name, tensor in tensors.items()}
+        if self.multipliers and multipliers is not None:
+            kept[MULTIPLIERS] = multipliers
+        self.solved.add(plan.number, kept, record)
 
     def _matrices(self, plan: LayerPlan) -> tuple[Tensor, Tensor]:
         """The base's weight, shape [m, n], and the task vectors [K, m, n], the bias as a last column."""

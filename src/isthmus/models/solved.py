@@ -9,12 +9,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from isthmus.checkpoints import atomic_write_text
 from isthmus.checkpoints.safetensors_file import SafetensorsFile
 from isthmus.errors import OutputError
 from isthmus.typing import FloatArray
+
+MULTIPLIERS = "multipliers"
+"""How a layer's task vectors are scaled, beside its tensors."""
 
 
 class SolvedLayers:
@@ -59,7 +64,8 @@ class SolvedLayers:
 
         Args:
             number: Of the layer.
-            tensors: Its weight, and its bias if there is one, as in the output.
+            tensors: Its weight, and its bias if there is one, as in the output; `MULTIPLIERS` if they
+                are of use.
             record: What is known about it, as JSON has it.
 
         Raises:
@@ -84,6 +90,18 @@ class SolvedLayers:
         """Elements `start : start + out.size` of a tensor of a layer that is there."""
         with closing(SafetensorsFile(self._path(self._layer_of[name], "safetensors"))) as file:
             file.read(name, start, out)
+
+    def multipliers(self, tensor: str) -> Tensor | None:
+        """d⁽ᵏ⁾ of the layer of a tensor; None if it is not there, or was merged otherwise."""
+        if not self.has_tensor(tensor):
+            return None
+        with closing(SafetensorsFile(self._path(self._layer_of[tensor], "safetensors"))) as file:
+            info = file.tensors.get(MULTIPLIERS)
+            if info is None:
+                return None
+            out = np.empty(info.numel, np.float64)
+            file.read(MULTIPLIERS, 0, out)
+        return torch.from_numpy(out).view(info.shape)
 
     def _path(self, number: int, ending: str) -> Path:
         return self._folder / f"layer-{number:05}.{ending}"
