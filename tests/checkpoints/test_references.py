@@ -1,5 +1,6 @@
 """What a model's name stands for: paths, near misses, the Hub's cache, and never the network."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from isthmus.checkpoints import open_checkpoint
+from isthmus.checkpoints import open_adapter, open_checkpoint
 from isthmus.checkpoints.hub import is_hub_reference
+from isthmus.checkpoints.references import find_adapter
 from isthmus.errors import CheckpointError
 
 from .files import numbers, save
@@ -193,6 +195,58 @@ def test_a_download_takes_the_weights_that_count_and_the_sidecars(
         ("main", ["config.json", "tokenizer.json", "model.safetensors.index.json"]),
         ("a" * 40, ["m-1.safetensors"]),
     ]
+
+
+@pytest.fixture
+def downloads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict | str]:
+    """A Hub with one repository, org/name, whose files are to be filled in; it can be downloaded."""
+    there: dict[str, dict | str] = {}
+
+    def download(_: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        snapshot = cache / "models--org--name" / "snapshots" / ("a" * 40)
+        files = {name: there[name] for name in allow_patterns}
+        if not snapshot.exists():
+            return str(add_to_cache(cache, files))
+        assert revision == snapshot.name
+        for name, content in files.items():
+            assert isinstance(content, dict)
+            save(snapshot / name, content)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(there))
+    return there
+
+
+@pytest.mark.parametrize(
+    "index", ["adapter_model.safetensors.index.json", "model.safetensors.index.json"]
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_adapter_in_shards_is_downloaded_once(
+    index: str,
+    count: int,
+    downloads: dict[str, dict | str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    factors = {
+        "base_model.model.layer.lora_A.weight": np.ones((1, 3), np.float32),
+        "base_model.model.layer.lora_B.weight": np.ones((2, 1), np.float32),
+    }
+    shards = [f"adapter_model-0000{i + 1}-of-0000{count}.safetensors" for i in range(count)]
+    places = {name: shards[i % count] for i, name in enumerate(factors)}
+    downloads["adapter_config.json"] = '{"peft_type": "LORA", "r": 1}'
+    downloads[index] = json.dumps({"weight_map": places})
+    for shard in shards:
+        downloads[shard] = {name: factors[name] for name in factors if places[name] == shard}
+    for _ in range(2):  # from the Hub, then from its cache
+        adapter = find_adapter("org/name")
+        assert adapter is not None
+        assert list(open_adapter(adapter).updates) == ["layer"]
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    (adapter / shards[-1]).unlink()
+    with pytest.raises(CheckpointError, match="nor complete in the Hub's cache"):
+        find_adapter("org/name")
 
 
 @pytest.mark.usefixtures("cache")

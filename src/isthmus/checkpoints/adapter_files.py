@@ -11,11 +11,13 @@ from isthmus.checkpoints.tensor_file import TensorFile
 from isthmus.checkpoints.torch_file import TorchFile
 from isthmus.errors import CheckpointError
 
+ADAPTER_STEM = "adapter_model"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+ADAPTER_INDEX = "adapter_model.safetensors.index.json"
 
 # PEFT writes one file. Transformers splits a large adapter, and gives its index a model's name.
-_INDICES = ("adapter_model.safetensors.index.json", SAFETENSORS_INDEX)
-_SHARD_STEM = "adapter_model-"
+_INDICES = (ADAPTER_INDEX, SAFETENSORS_INDEX)
+_SHARD_STEM = f"{ADAPTER_STEM}-"
 
 
 def open_adapter_weights(folder: Path) -> Mapping[str, TensorFile]:
@@ -44,7 +46,7 @@ def open_adapter_weights(folder: Path) -> Mapping[str, TensorFile]:
         return dict.fromkeys(file.tensors, file)
     raise CheckpointError(
         f"{folder} holds adapter_config.json but neither {' nor '.join(ADAPTER_WEIGHTS)}, nor an "
-        f"index {_INDICES[0]}",
+        f"index {ADAPTER_INDEX}",
         "Download the adapter again.",
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.checkpoints.adapter import ADAPTER_CONFIG
-from isthmus.checkpoints.adapter_files import ADAPTER_WEIGHTS
+from isthmus.checkpoints.adapter_files import ADAPTER_STEM
 from isthmus.checkpoints.base import Checkpoint, TensorInfo
 from isthmus.checkpoints.codes import refuse_codes
 from isthmus.checkpoints.index import (
@@ -153,7 +153,7 @@ def preferred_weights(names: Collection[str]) -> str | None:
     lone = [
         name
         for name in names
-        if name.endswith(".safetensors") and "/" not in name and name not in ADAPTER_WEIGHTS
+        if name.endswith(".safetensors") and "/" not in name and not name.startswith(ADAPTER_STEM)
     ]
     if lone:
         return lone[0] if len(lone) == 1 else None

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from isthmus.checkpoints.adapter import ADAPTER_CONFIG
-from isthmus.checkpoints.adapter_files import ADAPTER_WEIGHTS
+from isthmus.checkpoints.adapter_files import ADAPTER_INDEX, ADAPTER_WEIGHTS
 from isthmus.checkpoints.folder import choose_weights, preferred_weights
 from isthmus.checkpoints.index import inside, read_index
 from isthmus.checkpoints.sidecars import MODEL_CONFIG, is_sidecar
@@ -51,15 +51,23 @@ def _cached(repository: str, revision: str | None) -> Path | None:
 
 
 def _is_complete(folder: Path) -> bool:
-    if any((folder / name).exists() for name in ADAPTER_WEIGHTS):
+    """Whether the weights are there that opening the folder would look for."""
+    single, torch = (folder / name for name in ADAPTER_WEIGHTS)
+    if single.exists():
+        return True
+    if (folder / ADAPTER_INDEX).exists():
+        return _has_shards(folder / ADAPTER_INDEX)
+    if torch.exists():
         return True
     try:
         weights, _ = choose_weights(folder)
     except CheckpointError:
         return False
-    if weights.name.endswith(".index.json"):
-        return all(inside(folder, file).exists() for file in read_index(weights).values())
-    return True
+    return _has_shards(weights) if weights.name.endswith(".index.json") else True
+
+
+def _has_shards(index: Path) -> bool:
+    return all(inside(index.parent, file).exists() for file in read_index(index).values())
 
 
 def _download(repository: str, revision: str | None) -> Path:
@@ -81,11 +89,20 @@ def _download(repository: str, revision: str | None) -> Path:
         files = HfApi().list_repo_files(repository, revision=revision)
         weights = preferred_weights(files)
         wanted = [file for file in files if is_sidecar(file) or file == weights]
-        wanted += [file for file in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS) if file in files]
+        wanted += [
+            file for file in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS, ADAPTER_INDEX) if file in files
+        ]
         folder = snapshot(wanted, revision)
-        if weights is not None and weights.endswith(".index.json"):
+        indices = {file for file in wanted if file in (weights, ADAPTER_INDEX)}
+        shards = {
+            shard
+            for index in indices
+            if index.endswith(".index.json")
+            for shard in read_index(folder / index).values()
+        }
+        if shards:
             # A snapshot's folder is named by its commit; the branch may have moved meanwhile.
-            snapshot(sorted(set(read_index(folder / weights).values())), folder.name)
+            snapshot(sorted(shards), folder.name)
     except CheckpointError:
         raise
     except Exception as error:  # the library's transport and its errors differ between versions
