@@ -12,6 +12,7 @@ from isthmus.checkpoints import Checkpoint
 from isthmus.errors import CalibrationError
 from isthmus.models.batches import image_batches, text_batches
 from isthmus.models.examples import read_examples, sample_examples
+from isthmus.models.hub_examples import is_dataset_name, read_hub_examples
 from isthmus.models.images import read_images, sample_images
 
 _PROCESSOR = "preprocessor_config.json"
@@ -36,7 +37,7 @@ def calibration_batches(
 
     Args:
         checkpoint: A model with its tokenizer, if it has one.
-        data: As `read_examples` or `read_images` takes it.
+        data: As `read_examples` or `read_images` takes it, or the name of a dataset on the Hub.
         column: The column of the texts.
         examples: How many to choose; all of them where there are fewer.
         tokens: Longer texts are cut after so many.
@@ -55,7 +56,11 @@ def calibration_batches(
     if _sees_alone(config):
         images = sample_images(read_images(data), examples, seed)
         return image_batches(images, config, _processor(folder))
-    chosen = sample_examples(read_examples(data, column), examples, seed)
+    if not data.exists() and is_dataset_name(str(data)):
+        found = read_hub_examples(str(data), column)
+    else:
+        found = read_examples(data, column)
+    chosen = sample_examples(found, examples, seed)
     if lender is not None and lender.path is not None and not _has_tokenizer(folder):
         folder = _folder(lender.path)
     return text_batches(chosen, _tokenizer(folder), config, tokens)

@@ -42,7 +42,7 @@ def read_examples(path: Path, column: str | None = None) -> Iterator[Example]:
     empty = True
     for file in _files(path):
         for place, row in _READERS[file.suffix.lower()](file):
-            example = _example(row, column, f"{file}, {place}")
+            example = example_of(row, column, f"{file}, {place}")
             if example:
                 empty = False
                 yield example
@@ -207,7 +207,17 @@ _READERS = {
 }
 
 
-def _example(row: Any, column: str | None, place: str) -> Example | None:
+def example_of(row: Any, column: str | None, place: str) -> Example | None:
+    """What a row holds; None if that is empty.
+
+    Args:
+        row: A text, or a mapping of columns.
+        column: The one to take; `text` if None, or else `messages`.
+        place: Where the row is, for errors.
+
+    Raises:
+        CalibrationError: if the column is missing or holds something else.
+    """
     if isinstance(row, str):
         return row.strip() and row
     if not isinstance(row, Mapping):
