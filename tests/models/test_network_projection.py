@@ -254,6 +254,27 @@ def test_heads_may_differ(tmp_path, opened):
     assert found.captured > 1 - 1e-9
 
 
+def test_a_network_without_a_head(tmp_path, opened):
+    base, experts = family(tmp_path, "bert")
+    transformers.AutoModel.from_pretrained(base).save_pretrained(tmp_path / "body")
+    headless = [
+        written(
+            tmp_path / f"body-{k}",
+            tmp_path / "body",
+            {
+                name.removeprefix("bert."): value
+                for name, value in load_file(expert / "model.safetensors").items()
+                if name.startswith("bert.")
+            },
+        )
+        for k, expert in enumerate(experts)
+    ]
+    whole = project_network(*opened(base), opened(*experts), batches("bert"), sweeps=1)
+    body = project_network(*opened(tmp_path / "body"), opened(*headless), batches("bert"), sweeps=1)
+    assert body.values == whole.values
+    assert {f"bert.{name}" for name in body.coefficients} == set(whole.coefficients)
+
+
 def test_progress(tmp_path, opened):
     base, experts = family(tmp_path, "bert")
     told = []

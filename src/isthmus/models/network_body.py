@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from isthmus.checkpoints import Checkpoint
 from isthmus.errors import CalibrationError, NonFiniteError
-from isthmus.models.blockwise import joined
 from isthmus.models.listening import Batch
 from isthmus.models.network import Weights, empty_network
 
@@ -25,7 +24,7 @@ class NetworkBody:
         network: With its head; parameters on the meta device.
         body: What of it runs.
         weights: Where the numbers are.
-        prefix: The body's name in the network, '' if it is all of it.
+        prefix: Begins the body's names in the network: `bert.`, or '' if it is all of it.
         metric: Rᵀ of shape [n, r], by which outputs are multiplied; None leaves them.
     """
 
@@ -53,7 +52,8 @@ class NetworkBody:
         if hasattr(network.config, "use_cache"):
             network.config.use_cache = False
         body = network.base_model
-        prefix = next(name for name, module in network.named_modules() if module is body)
+        name = next(name for name, module in network.named_modules() if module is body)
+        prefix = f"{name}." if name else ""
         weights = Weights(network, checkpoint)
         return cls(checkpoint.label, network, body, weights, prefix)
 
@@ -64,7 +64,7 @@ class NetworkBody:
 
     def tensor(self, name: str) -> str:
         """The tensor in the checkpoint for one of the body's parameters."""
-        return self.weights.source(joined(self.prefix, name))
+        return self.weights.source(f"{self.prefix}{name}")
 
     def parameters(self) -> dict[str, Tensor]:
         """The body's parameters in float32, tied ones once.
@@ -73,7 +73,9 @@ class NetworkBody:
             CalibrationError: if the checkpoint lacks one, or has another shape.
             NonFiniteError: if one holds NaN or infinity.
         """
-        modules = [joined(self.prefix, name) for name, _ in self.body.named_modules()]
+        modules = [
+            f"{self.prefix}{name}".removesuffix(".") for name, _ in self.body.named_modules()
+        ]
         with self.weights.loaded(modules):
             found = {name: one.detach() for name, one in self.body.named_parameters()}
         for name, value in found.items():
