@@ -70,3 +70,40 @@ def test_the_vision_family_has_its_own_tasks_and_folder(asked):
     invoke("adapters")
     assert asked["settings"].family == "text"
     assert asked["out"].as_posix() == "lab-adapters/text"
+
+
+PROJECTION = {
+    "digits": "digits.run_all_digits",
+    "vision": "run.run_projection",
+    "text": "run.run_projection",
+    "language": "language.run_language",
+}
+
+
+@pytest.mark.parametrize("experiment", PROJECTION)
+def test_projection_runs_the_experiment_that_is_asked_for(monkeypatch, experiment):
+    asked = []
+
+    def run(out, **options):
+        asked.append({**options, "out": out.as_posix()})
+        raise SystemExit(0)
+
+    monkeypatch.setattr(f"isthmus.lab.projection.{PROJECTION[experiment]}", run)
+    for more in ([], ["--quick", "--seeds", "4", "--out", "there"]):
+        assert invoke("projection", "--experiment", experiment, *more).exit_code == 0
+    whole, quick = asked
+    assert whole["out"] == f"lab-projection/{experiment}"
+    assert whole["settings"].seeds == (0, 1, 2)
+    assert quick["out"] == "there"
+    assert quick["settings"].seeds == (4,)
+    assert quick["settings"].tries < whole["settings"].tries
+    if experiment in ("vision", "text"):
+        assert whole["settings"].family == experiment
+
+
+def test_projection_wants_an_experiment_and_numbers():
+    assert "--experiment" in invoke("projection").output
+    assert invoke("projection", "--experiment", "poems").exit_code == 2
+    shown = invoke("projection", "--experiment", "text", "--seeds=a")
+    assert shown.exit_code == 2
+    assert "whole numbers" in shown.output

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from isthmus.lab.evaluate import Row
 from isthmus.lab.tables import label
 
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Okabe and Ito's scheme, which the colour-blind can tell apart."""
 
-_MARKERS = ("o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 """Shapes besides colours, for prints without them."""
 
 
@@ -41,28 +41,28 @@ def accuracy_figure(rows: Sequence[Row], tasks: Sequence[str]) -> str:
                 values,
                 places,
                 linestyle="none",
-                marker=_MARKERS[index % len(_MARKERS)],
-                color=_COLOURS[index % len(_COLOURS)],
-                label=_plain(task),
+                marker=MARKERS[index % len(MARKERS)],
+                color=COLOURS[index % len(COLOURS)],
+                label=plain(task),
             )
         axes.axvline(100, color="black", linewidth=0.8)
         axes.grid(axis="x", linewidth=0.4)
-        axes.set_yticks(range(len(rows)), [_plain(label(row)) for row in rows])
+        axes.set_yticks(range(len(rows)), [plain(label(row)) for row in rows])
         axes.invert_yaxis()
         axes.set_xlabel("test accuracy, % of the task's own expert")
         figure.suptitle("What every encoder keeps of each expert's accuracy")
         figure.legend(loc="outside lower center", ncols=len(tasks), frameon=False)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return _element(buffer.getvalue())
+    return svg_element(buffer.getvalue())
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A label that matplotlib takes as it is: no mathematics, no hidden legend entry."""
     return text.replace("$", r"\$").lstrip("_")
 
 
-def _element(svg: str) -> str:
+def svg_element(svg: str) -> str:
     """The ``<svg>`` element alone, without prologue, metadata and namespace of links to outside."""
     body = svg[svg.index("<svg") :]
     return re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from isthmus.checkpoints import open_checkpoint
 from isthmus.lab.cache import content_key, is_made, make_folder
+from isthmus.lab.data.pictures import SIDE
 from isthmus.lab.encoders import Encoder
 from isthmus.lab.images import ImageEncoder
 from isthmus.lab.text import Task
@@ -61,25 +62,40 @@ def calibrate(
         count: How many examples.
         folder: Where to keep both.
     """
-    examples = task.train.texts[:count]
+    texts = task.train.texts[:count]
     made = folder / "examples"
-    record = {"format": 1, "examples": content_key({"texts": examples})}
-    if not is_made(made, record):
-        make_folder(made, record, lambda partial: _write(examples, encoder, partial))
-    name = _PICTURES if isinstance(encoder, ImageEncoder) else _TEXTS
+    images = isinstance(encoder, ImageEncoder)
+    data = _write_pictures(texts, encoder, made) if images else write_texts(texts, made)
     with open_checkpoint(str(expert)) as checkpoint:
-        batches = calibration_batches(
-            checkpoint, made / name, examples=count, tokens=task.max_length
-        )
+        batches = calibration_batches(checkpoint, data, examples=count, tokens=task.max_length)
         stored, _ = store_moments(checkpoint, batches, folder / "moments")
-    return Calibration(made / name, count, task.max_length, folder / "moments"), stored
+    return Calibration(data, count, task.max_length, folder / "moments"), stored
 
 
-def _write(examples: Sequence[str], encoder: Encoder, folder: Path) -> None:
-    if isinstance(encoder, ImageEncoder):
-        pixels = np.array(encoder.tokenize(examples, 0), dtype=np.uint8).reshape(-1, 28, 28)
+def write_texts(texts: Sequence[str], folder: Path) -> Path:
+    """A file of texts in a folder that is made for it, unless that was done."""
+
+    def fill(partial: Path) -> None:
+        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        (partial / _TEXTS).write_text("".join(lines), encoding="utf-8")
+
+    _make(folder, texts, fill)
+    return folder / _TEXTS
+
+
+def _write_pictures(names: Sequence[str], encoder: Encoder, folder: Path) -> Path:
+    """An idx file of pictures, likewise."""
+
+    def fill(partial: Path) -> None:
+        pixels = np.array(encoder.tokenize(names, 0), dtype=np.uint8).reshape(-1, SIDE, SIDE)
         header = b"\0\0\x08\x03" + np.array(pixels.shape, dtype=">u4").tobytes()
-        (folder / _PICTURES).write_bytes(header + pixels.tobytes())
-        return
-    lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in examples)
-    (folder / _TEXTS).write_text("".join(lines), encoding="utf-8")
+        (partial / _PICTURES).write_bytes(header + pixels.tobytes())
+
+    _make(folder, names, fill)
+    return folder / _PICTURES
+
+
+def _make(folder: Path, examples: Sequence[str], fill: Callable[[Path], None]) -> None:
+    record = {"format": 1, "examples": content_key({"texts": examples})}
+    if not is_made(folder, record):
+        make_folder(folder, record, fill)

@@ -11,13 +11,22 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from isthmus.lab.data.pictures import Pictures
-from isthmus.lab.projection.digits_results import DigitsRow, DigitsRun, DigitsSettings
+from isthmus.lab.machine import environment, torch_threads
+from isthmus.lab.progress import Narrator
+from isthmus.lab.projection.digits_results import (
+    DigitsResults,
+    DigitsRow,
+    DigitsRun,
+    DigitsSettings,
+)
+from isthmus.lab.projection.tables import digits_grids, digits_remarks, tell
 from isthmus.lab.tuning import Trial, tune
 from isthmus.projection import heuristics, neighbours
 from isthmus.projection.constraints import FREE, NON_NEGATIVE, Constraint, box
@@ -391,3 +400,42 @@ def _violations(layer: Layer) -> dict[str, bool]:
             worse = least > layer.objective.value(point.correction) + allowed
             found[f"{name}: {point.name} {number}"] = worse
     return found
+
+
+def run_all_digits(
+    output: Path,
+    *,
+    cache: Path = Path(".cache"),
+    settings: DigitsSettings | None = None,
+    narrator: Narrator | None = None,
+) -> DigitsResults:
+    """Every number of experts, size of calibration and seed; writes ``results.json``.
+
+    Args:
+        output: Folder to write to; made if it is missing.
+        cache: Where ``make data`` put its data.
+        settings: Sizes and seeds.
+        narrator: Shows the progress; on standard output by default.
+
+    Raises:
+        IsthmusError: ``make data`` was not run.
+    """
+    settings = DigitsSettings() if settings is None else settings
+    narrator = Narrator() if narrator is None else narrator
+    output.mkdir(parents=True, exist_ok=True)
+    pictures = Pictures(cache / "data")
+    runs: list[DigitsRun] = []
+    # The matrices are small: threads would wait for each other more than they compute.
+    with torch_threads(1):
+        for count in settings.experts:
+            for calibration in settings.calibration:
+                with narrator.stage(
+                    f"{count} experts, {calibration} calibration pictures each", len(settings.seeds)
+                ) as advance:
+                    for seed in settings.seeds:
+                        runs.append(run_digits(pictures, settings, count, calibration, seed))
+                        advance(1)
+        results = DigitsResults(settings, tuple(runs), tuple(narrator.stages), environment(1))
+    results.write(output / "results.json")
+    tell(digits_grids(results), digits_remarks(results), narrator)
+    return results

@@ -63,6 +63,8 @@ def _bases() -> Iterator[Variant]:
             name = f"{basis}, ridge {ridge:g}"
             ridged = projection(name, sequential=False, basis=basis, ridge=ridge)
             yield Variant("projection", ridged)
+    ridged = projection("optimal seq., ridge 0.01", sequential=True, basis="optimal", ridge=0.01)
+    yield Variant("projection", ridged)
     for rank in (4, 32):
         ranked = projection(f"rank {rank}", sequential=False, basis="optimal", directions=rank)
         yield Variant("projection", ranked)

@@ -19,6 +19,10 @@ ROUNDING = 1e-9
 """Share of J(0) by which a solution's J may exceed that of a point in its basis."""
 
 
+REPORT = "projection.json"
+"""What a calibrated merge says about its layers, in its output."""
+
+
 @dataclass(frozen=True)
 class Checks:
     """Whether the solution of each layer is at least as good as the points in its basis.
@@ -80,7 +84,7 @@ class Merged:
         mean_captured: The mean over layers.
         output: Energy of the features on the calibration examples: the distance to each example's
             expert, as a share of the base's.
-        accuracy: Test accuracy by task.
+        accuracy: By task, on validation, where nothing is chosen among these merges.
         mean_normalised: Mean share of the experts' accuracies.
     """
 
@@ -223,3 +227,12 @@ def correlations(merges: Sequence[Merged]) -> dict[str, float]:
         "mean over layers": spearman([merge.mean_captured for merge in merges], accuracy),
         "features": spearman([merge.output for merge in merges], accuracy),
     }
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """What a merge says about its layers; None if it was not calibrated."""
+    path = folder / REPORT
+    if not path.is_file():
+        return None
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return report

@@ -6,7 +6,6 @@ calibrated methods see training examples of each task, without labels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -28,17 +27,15 @@ from isthmus.lab.projection.results import (
     MergeDetail,
     ProjectionResults,
     SeedResults,
+    read_report,
 )
 from isthmus.lab.projection.settings import ProjectionSettings
-from isthmus.lab.projection.tables import tell
+from isthmus.lab.projection.tables import many_grid, projection_grid, remarks, tell
 from isthmus.lab.tuning import Trial, tune
 
 if TYPE_CHECKING:
     from isthmus.lab.experts import Workshop
     from isthmus.lab.text import Task
-
-REPORT = "projection.json"
-"""What a calibrated merge says about its layers, in its output."""
 
 
 def run_projection(
@@ -100,7 +97,8 @@ def run_projection(
                 environment=environment(settings.threads),
             )
             results.write(output / "results.json")
-    tell(results, narrator)
+    grids = [projection_grid(results), *([many_grid(results)] if results.many else [])]
+    tell(grids, remarks(results), narrator)
     return results
 
 
@@ -171,7 +169,7 @@ class _Seed:
                 f"  {100 * row.mean_normalised:.1f} %, captured {details[contest.name].captured:.3f} "
                 f"{row.setting}".rstrip()
             )
-        many = self._many(variants, merge, test) if variants else ()
+        many = self._many(variants, merge, validation) if variants else ()
         return SeedResults(self._seed, tuple(rows), details, many)
 
     def _hold(
@@ -203,7 +201,7 @@ class _Seed:
             seconds = perf_counter() - start
             accuracy = self._bench.accuracy(folder, "test")
             energies = self._objective.of(folder)
-            report = _report(folder)
+            report = read_report(folder)
         row = Row(
             contest.name,
             "merged",
@@ -225,9 +223,9 @@ class _Seed:
         return row, detail
 
     def _many(
-        self, variants: Sequence[Variant], merge: Merge, test: Accuracies
+        self, variants: Sequence[Variant], merge: Merge, experts: Accuracies
     ) -> tuple[Merged, ...]:
-        """The merges of the correlation."""
+        """The merges of the correlation, judged on validation: nothing is chosen among them."""
         from isthmus.lab.projection.features import FeatureDistance
 
         examples = {
@@ -245,7 +243,7 @@ class _Seed:
             ):
                 folder = Path(scratch) / "merged"
                 merge(self._recipe(variant.contest, variant.trial), folder)
-                accuracy = self._bench.accuracy(folder, "test")
+                accuracy = self._bench.accuracy(folder, "validation")
                 energies = self._objective.of(folder)
                 merged = Merged(
                     variant.contest.name,
@@ -254,7 +252,7 @@ class _Seed:
                     fmean(energies.by_layer.values()),
                     distance.captured(self._encoder.reopened(folder)),
                     accuracy,
-                    fmean(normalise(accuracy, test).values()),
+                    fmean(normalise(accuracy, experts).values()),
                 )
             found.append(merged)
             self._narrator.say(
@@ -265,14 +263,6 @@ class _Seed:
 
     def _recipe(self, contest: ModelContest, trial: Trial) -> dict[str, Any]:
         return contest.recipe(self._base, self._experts, self._calibrations, trial, self._seed)
-
-
-def _report(folder: Path) -> dict[str, Any] | None:
-    path = folder / REPORT
-    if not path.is_file():
-        return None
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return report
 
 
 def _check(settings: ProjectionSettings) -> None:

@@ -1,9 +1,10 @@
-"""The experiments' results as tables for a terminal, and the sentences that belong to them."""
+"""The experiments' results as tables, and the sentences that belong to them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import sqrt
 
 from rich.box import SIMPLE_HEAD
@@ -11,53 +12,86 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus.lab.candidates import listed
-from isthmus.lab.evaluate import Row
 from isthmus.lab.progress import Narrator
+from isthmus.lab.projection.digits_results import DigitsResults
+from isthmus.lab.projection.language_settings import LanguageResults
 from isthmus.lab.projection.results import Checks, Merged, ProjectionResults, correlations
 from isthmus.lab.tables import USUAL_ACCURACY
 
 
-def projection_table(results: ProjectionResults) -> Table:
+@dataclass(frozen=True)
+class Grid:
+    """A table, for a terminal and for a page.
+
+    Attributes:
+        title: What it shows.
+        columns: Headings; the first column is text, the others are figures.
+        rows: As many cells each as there are headings.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def table(self) -> Table:
+        """For a terminal of 80 columns: headings fold, figures do not."""
+        table = Table(title=self.title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column(self.columns[0], overflow="fold")
+        for name in self.columns[1:]:
+            table.add_column(name, justify="right", overflow="fold", min_width=4)
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def tell(grids: Sequence[Grid], remarks: Iterator[str], narrator: Narrator) -> None:
+    """Print tables and what belongs to them."""
+    for grid in grids:
+        narrator.console.print(grid.table())
+    for line in remarks:
+        narrator.say(line)
+
+
+def projection_grid(results: ProjectionResults) -> Grid:
     """Test accuracy in percent by task, the mean share of the experts', captured energy."""
-    table = Table(
-        title="Test accuracy in %; kept: % of the experts'; captured energy; time in s",
-        box=SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
+    return Grid(
+        "Test accuracy in %; kept: % of the experts'; captured energy; time in s",
+        ("update", *(task.replace("_", " ") for task in results.tasks), "kept", "±", "capt.", "s"),
+        tuple(
+            (
+                row.name,
+                *(f"{100 * row.accuracy[task]:.1f}" for task in results.tasks),
+                f"{100 * row.mean_normalised:.1f}",
+                _percent(results.spread(row.name)),
+                _energy(results.captured(row.name)),
+                _seconds(row.merge_seconds),
+            )
+            for row in results.rows
+        ),
     )
-    # Six tasks must fit a terminal of 80 columns: headings fold, figures do not.
-    table.add_column("update", overflow="fold", min_width=15, max_width=15)
-    for task in results.tasks:
-        heading = Text(task.replace("_", " "))
-        table.add_column(heading, justify="right", overflow="fold", min_width=6, max_width=6)
-    for summary in ("kept", "±", "capt.", "time"):
-        table.add_column(summary, justify="right", no_wrap=True)
-    kind = None
-    for row in results.rows:
-        if kind not in (None, row.kind):
-            table.add_section()
-        kind = row.kind
-        spread, captured = results.spread(row.name), results.captured(row.name)
-        table.add_row(
-            Text(row.name),
-            *(f"{100 * row.accuracy[task]:.1f}" for task in results.tasks),
-            f"{100 * row.mean_normalised:.1f}",
-            "" if spread is None else f"{100 * spread:.1f}",
-            "" if captured is None else f"{captured:.2f}",
-            "" if row.merge_seconds is None else f"{row.merge_seconds:.1f}",
-        )
-    return table
 
 
-def kept(results: ProjectionResults, row: Row) -> str:
-    """Mean normalised accuracy in percent, with its standard deviation over seeds if known."""
-    spread = results.spread(row.name)
-    mean = f"{100 * row.mean_normalised:.1f}"
-    return mean if spread is None else f"{mean} ±{100 * spread:.1f}"
+def many_grid(results: ProjectionResults) -> Grid:
+    """The merges of the correlation."""
+    return Grid(
+        "Many merges: captured energies; kept: % of the experts' accuracy on validation",
+        ("merge", "kind", "all layers", "mean of layers", "features", "kept"),
+        tuple(
+            (
+                merge.name,
+                merge.group,
+                _energy(merge.captured),
+                _energy(merge.mean_captured),
+                _energy(merge.output),
+                f"{100 * merge.mean_normalised:.1f}",
+            )
+            for merge in results.many
+        ),
+    )
 
 
 def remarks(results: ProjectionResults) -> Iterator[str]:
-    """What stands below the table, one sentence or two a line."""
+    """What stands below the tables, one sentence or two a line."""
     settings = results.settings
     seeds = [str(result.seed) for result in results.seeds]
     count = sum(size.test for size in settings.sizes.values())
@@ -74,7 +108,7 @@ def remarks(results: ProjectionResults) -> Iterator[str]:
     )
     yield (
         "Captured energy is that of one objective for all merges: every layer on the inputs that it "
-        "has in the experts."
+        "has in the experts. Sequential merges minimise another one, and may have little of this."
     )
     yield checked(results.checks)
     edges = Counter(
@@ -88,31 +122,117 @@ def remarks(results: ProjectionResults) -> Iterator[str]:
             f"{name}: in {times} of {len(seeds)} seeds the best scale tried was the smallest or "
             "largest; one beyond may do better."
         )
-    yield from _correlation(results)
+    if results.many:
+        many = results.many
+        yield f"Over {len(many)} merges, Spearman's correlation with accuracy: {_told(many)}."
+        for group in dict.fromkeys(merge.group for merge in many):
+            some = [merge for merge in many if merge.group == group]
+            yield f"Of these, {len(some)} {group}: {_told(some)}."
 
 
 def checked(checks: Checks) -> str:
     """Whether solutions are as good as the points in their bases, in words."""
     if checks.violations:
         return (
-            f"WRONG: of {checks.compared} heuristics in the basis of a layer's solution "
+            f"WRONG: of {checks.compared:,} heuristics in the basis of a layer's solution "
             f"{len(checks.violations)} have a smaller J, which can only be an error: "
             f"{listed(checks.violations[:5])}."
         )
     return (
         f"In every layer J at the solution is at most J of each heuristic in its basis: "
-        f"{checks.compared} comparisons."
+        f"{checks.compared:,} comparisons."
     )
 
 
-def _correlation(results: ProjectionResults) -> Iterator[str]:
-    many = results.many
-    if not many:
-        return
-    yield f"Over {len(many)} merges, Spearman's correlation with accuracy: {_told(many)}."
-    for group in dict.fromkeys(merge.group for merge in many):
-        some = [merge for merge in many if merge.group == group]
-        yield f"Of these, {len(some)} {group}: {_told(some)}."
+def digits_grids(results: DigitsResults) -> list[Grid]:
+    """A table for each number of experts and size of calibration."""
+    return [
+        Grid(
+            f"{count} experts, {calibration} calibration pictures each",
+            ("merge", "captured", "on test", "MSE", "of ten, %", "±", "of its own, %"),
+            tuple(
+                (
+                    row.name,
+                    _energy(row.captured),
+                    _energy(row.held_out),
+                    f"{row.mse:.1f}",
+                    f"{100 * row.accuracy:.1f}",
+                    _percent(results.spread(count, calibration, row.name)),
+                    f"{100 * row.within:.1f}",
+                )
+                for row in results.mean(count, calibration)
+            ),
+        )
+        for count in results.settings.experts
+        for calibration in results.settings.calibration
+    ]
+
+
+def digits_remarks(results: DigitsResults) -> Iterator[str]:
+    """What stands below these tables."""
+    seeds = [str(seed) for seed in results.settings.seeds]
+    yield f"Means over seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}."
+    yield (
+        "Captured: on the calibration pictures; on test: the same share of the error on test pictures. "
+        "Of ten: every digit is possible; of its own: among the digits of the picture's expert."
+    )
+    yield checked(
+        Checks(
+            sum(run.compared for run in results.runs),
+            tuple(violation for run in results.runs for violation in run.violations),
+        )
+    )
+    for count in results.settings.experts:
+        for calibration in results.settings.calibration:
+            number = len(results.of(count, calibration)[0].many)
+            told = ", ".join(
+                f"{words} {results.correlation(count, calibration, energy, accuracy):.2f}"
+                for words, energy, accuracy in (
+                    ("captured and accuracy of ten", "captured", "accuracy"),
+                    ("captured and accuracy of its own", "captured", "within"),
+                    ("captured on test and accuracy of ten", "held_out", "accuracy"),
+                    ("captured on test and accuracy of its own", "held_out", "within"),
+                )
+            )
+            yield (
+                f"{count} experts, {calibration} pictures, {number} bases, Spearman's correlation of "
+                f"{told}."
+            )
+
+
+def language_grid(results: LanguageResults) -> Grid:
+    """Perplexity by domain."""
+    return Grid(
+        "Perplexity on held-out texts",
+        ("model", *results.domains, "mean", "±", "captured", "s"),
+        tuple(
+            (
+                row.name,
+                *(f"{row.perplexity(domain):.2f}" for domain in results.domains),
+                f"{row.mean_perplexity:.2f}",
+                "" if (spread := results.spread(row.name)) is None else f"{spread:.2f}",
+                _energy(row.captured),
+                _seconds(row.seconds),
+            )
+            for row in results.rows
+        ),
+    )
+
+
+def language_remarks(results: LanguageResults) -> Iterator[str]:
+    """What stands below this table."""
+    settings = results.settings
+    seeds = [str(result.seed) for result in results.seeds]
+    yield (
+        f"Seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}; mean is the geometric mean. "
+        "Single experts: each domain under its own expert."
+    )
+    yield (
+        f"task_arithmetic, ties and dare_ties chose among {settings.tries} tries on validation; the "
+        "other merges have nothing to choose. Calibrated merges see "
+        f"{settings.calibration} training texts of each domain."
+    )
+    yield checked(results.checks)
 
 
 def _told(merges: Sequence[Merged]) -> str:
@@ -120,10 +240,16 @@ def _told(merges: Sequence[Merged]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in found.items())
 
 
-def tell(results: ProjectionResults, narrator: Narrator) -> None:
-    """Print the table, what belongs to it, and the total time."""
-    narrator.console.print(projection_table(results))
-    for line in remarks(results):
-        narrator.say(line)
-    narrator.say("")
-    narrator.say(f"All stages: {results.seconds:.0f} s")
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _energy(value: float | None) -> str:
+    """Two digits, but no row of digits where a merge is far worse than the base."""
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value > -10 else f"{value:.0e}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
