@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from threadpoolctl import threadpool_limits
 
 import isthmus
-from isthmus.checkpoints import open_adapter, open_checkpoint
+from isthmus.checkpoints import ShardWriter, open_adapter, open_checkpoint
 from isthmus.engine import extract_plan, extract_work
 from isthmus.engine.extract_plan import plan_extraction
 from isthmus.engine.extraction import Extraction
 from isthmus.engine.verify import verify
 from isthmus.errors import IsthmusError, NonFiniteError, OutputError, PlanError
 
-from ..checkpoints.files import numbers, packaged
+from ..checkpoints.files import numbers, packaged, save
 from ..checkpoints.test_adapter import (
     bert,
     gpt2,
@@ -483,3 +486,42 @@ def test_a_real_fine_tune_loads_in_peft(reactions: Any) -> None:
     with torch.no_grad():
         ours, theirs = (model(input_ids=batch).logits for model in (found, expected))
     assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.9
+
+
+def test_threads_of_the_linear_algebra_change_no_byte(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    weight = draw.standard_normal((1088, 1088)).astype(np.float32)
+    change = draw.standard_normal((1088, 1088)).astype(np.float32)
+    base = save(tmp_path / "base.safetensors", {"layer.weight": weight})
+    tuned = save(tmp_path / "tuned.safetensors", {"layer.weight": weight + change})
+    written = []
+    for threads in (1, 2):
+        out = tmp_path / f"out{threads}"
+        with threadpool_limits(limits=threads):
+            isthmus.extract(tuned, base, out, energy=0.5)
+        written.append((out / "adapter_model.safetensors").read_bytes())
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("ranks", [{"rank": 4}, {"energy": 0.1, "min_rank": 4}])
+def test_a_disk_that_is_too_small(
+    ranks: Any, pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, tuned = pair
+    written = 0
+
+    def count(writer: ShardWriter, *_: object, **__: object) -> None:
+        nonlocal written
+        written += sum(info.nbytes for info in writer.shard.tensors.values())
+        reserve(writer)
+
+    reserve = ShardWriter._reserve
+    monkeypatch.setattr(ShardWriter, "_reserve", count)
+    isthmus.extract(tuned, base, tmp_path / "one", rank=4, save="norm")
+    needed = written
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
+    isthmus.extract(tuned, base, tmp_path / "two", save="norm", **ranks)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 1))
+    with pytest.raises(PlanError, match=rf"the extraction writes {needed:,} bytes and"):
+        isthmus.extract(tuned, base, tmp_path / "three", save="norm", **ranks)
+    assert not (tmp_path / "three").exists()

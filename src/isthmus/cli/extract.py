@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,6 +80,8 @@ def command(
         isthmus extract ./tuned --base ./base -o adapter --rank 16
         isthmus extract ./tuned --base ./base -o adapter --energy 0.9 --max-rank 128 --save norm
     """  # noqa: D301
+    # Read when numpy loads: the threads of OpenBLAS, of which one works, would spin beside it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from isthmus import api
     from isthmus.cli.progress import terminal_progress
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import yaml
+from threadpoolctl import threadpool_limits
 
-from isthmus.checkpoints import Checkpoint, atomic_write_text, open_checkpoint
+from isthmus.checkpoints import Dtype, atomic_write_text, open_checkpoint
 from isthmus.checkpoints.adapter import ADAPTER_CONFIG
 from isthmus.checkpoints.dtypes import RECIPE_DTYPES
-from isthmus.engine.extract_plan import plan_extraction
+from isthmus.engine.extract_plan import ExtractionPlan, plan_extraction
 from isthmus.engine.extract_work import Extractor
 from isthmus.engine.extraction import Extraction, Ranks
 from isthmus.engine.hashing import hash_range
 from isthmus.engine.manifest import MANIFEST, WORK, FileRecord, Manifest, SourceRecord
+from isthmus.engine.output import require_apart, require_room
 from isthmus.engine.progress import Progress, Silent
 from isthmus.engine.workspace import (
     Workspace,
@@ -65,7 +67,7 @@ def extract(
 
     Raises:
         CheckpointError: if a model cannot be opened or read.
-        PlanError: if the two do not correspond, or nothing changed.
+        PlanError: if the two do not correspond, nothing changed, or the disk is too small.
         OutputError: if the folder cannot be used.
         NonFiniteError: if an input holds NaN or infinity, or a factor overflows.
     """
@@ -79,7 +81,7 @@ def extract(
     with ExitStack() as stack:
         fine = stack.enter_context(open_checkpoint(tuned))
         origin = stack.enter_context(open_checkpoint(base))
-        _require_apart(out, (fine, origin))
+        require_apart(out, (fine, origin))
         settings = {
             "extract": tuned,
             "base_model": base,
@@ -97,10 +99,18 @@ def extract(
             allow_unicode=True,
         )
         plan = plan_extraction(fine, origin, modules, save)
+        require_room(
+            out,
+            _bytes_to_write(plan, ranks, stored),
+            "the extraction",
+            "Free some space, write to another disk, or ask for less: --rank, --modules, --dtype.",
+        )
         digest = hashlib.sha256(text.encode()).hexdigest()
         space = stack.enter_context(_space(out, digest, overwrite))
         extractor = Extractor(fine, origin, plan, ranks, stored, space, progress or Silent())
-        extraction, files = extractor.run()
+        # As in a merge: results do not depend on the number of processors.
+        with threadpool_limits(limits=1):
+            extraction, files = extractor.run()
         atomic_write_text(space.staging / "README.md", card(extraction, text))
         for name in ("README.md", ADAPTER_CONFIG):
             path = space.staging / name
@@ -138,6 +148,16 @@ def _space(out: Path, digest: str, overwrite: bool) -> Iterator[Workspace]:
             raise
 
 
+def _bytes_to_write(plan: ExtractionPlan, ranks: Ranks, dtype: Dtype) -> int:
+    """What the disk must hold at once: the finished factors, the adapter, what is stored in full."""
+    factors = sum(
+        ranks.expected(min(rows, columns)) * (rows + columns) * dtype.itemsize
+        for rows, columns in (target.shape for target in plan.targets)
+    )
+    full = sum(rest.tuned.info.nbytes for rest in plan.rest if rest.module in plan.saved)
+    return 2 * factors + full
+
+
 def _require_free(out: Path, overwrite: bool) -> None:
     if (out / WORK).exists() and not overwrite:
         raise OutputError(
@@ -145,14 +165,3 @@ def _require_free(out: Path, overwrite: bool) -> None:
             "Wait for it, or pass --overwrite to start anew.",
         )
     require_ours(out, allowed=overwrite)
-
-
-def _require_apart(out: Path, models: Sequence[Checkpoint]) -> None:
-    target = out.resolve()
-    for model in models:
-        for source in model.sources:
-            if source.path.resolve().is_relative_to(target):
-                raise PlanError(
-                    f"the output folder {out} holds the input {source.path.name} of {model.label}",
-                    "Choose another output folder.",
-                )

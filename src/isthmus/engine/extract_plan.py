@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ class Target:
     tuned: Operand
     base: Operand
     kind: Kind
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight as a matrix, one side the first dimension."""
+        shape = self.tuned.info.shape
+        return shape[0], math.prod(shape[1:])
 
     @property
     def kernel(self) -> tuple[int, ...] | None:

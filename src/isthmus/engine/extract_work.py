@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from isthmus.checkpoints import (
     Checkpoint,
@@ -37,9 +36,6 @@ from isthmus.geometry.truncation import Truncation
 
 CHUNK = 1 << 20
 """Elements read at once."""
-
-THREADS_PAY = 1024
-"""Shorter side of a matrix from which threads of the linear algebra library are of use."""
 
 _TASKS = {
     "ForCausalLM": "CAUSAL_LM",
@@ -153,14 +149,13 @@ class Extractor:
             weight[start : start + others.size] -= others
             origin += float(np.vdot(others, others))
         self._progress.advance(target.tuned.info.nbytes)
-        matrix = weight.reshape(target.tuned.info.shape[0], -1)
+        matrix = weight.reshape(target.shape)
         if target.transposed:
             matrix = matrix.T
         energy = float(np.vdot(weight, weight))
         if not energy:
             return None
-        with threadpool_limits(limits=1 if min(matrix.shape) < THREADS_PAY else None):
-            found = self._ranks.apply(matrix)
+        found = self._ranks.apply(matrix)
         self._put_aside(path, target.module, found)
         rows, columns = matrix.shape
         return ExtractedModule(

@@ -62,6 +62,10 @@ class Ranks:
             )
         return cls(None, energy, least, most)
 
+    def expected(self, largest: int) -> int:
+        """The rank of an update that could have `largest`, as far as the change tells nothing."""
+        return min(self.least if self.rank is None else self.rank, largest)
+
     def apply(self, matrix: NDArray[np.float64]) -> Truncation:
         """The low-rank approximation of a module's change."""
         if self.energy is None:

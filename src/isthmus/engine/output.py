@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from isthmus.checkpoints import Source
 from isthmus.engine.manifest import MANIFEST, WORK, SourceRecord, read_manifest
 from isthmus.engine.plan import Plan
 from isthmus.engine.verify import verify
@@ -29,7 +31,7 @@ def check_output(plan: Plan, out: Path, *, version: str, resume: bool, overwrite
     """
     if resume and overwrite:
         raise PlanError("resume and overwrite exclude each other", "Choose one of them.")
-    _require_apart(plan, out)
+    require_apart(out, plan.models)
     require_ours(out, allowed=resume or overwrite)
     if resume and is_finished(out):
         _require_same(plan, out, version)
@@ -47,15 +49,40 @@ def source_records(plan: Plan) -> list[SourceRecord]:
     ]
 
 
-def _require_apart(plan: Plan, out: Path) -> None:
+def require_apart(out: Path, models: Sequence[Source]) -> None:
+    """Refuse to write over what is read.
+
+    Raises:
+        PlanError: if the output folder holds a file of one of the models.
+    """
     target = out.resolve()
-    for model in plan.models:
+    for model in models:
         for source in model.sources:
             if source.path.resolve().is_relative_to(target):
                 raise PlanError(
                     f"the output folder {out} holds the input {source.path.name} of {model.label}",
                     "Choose another output folder.",
                 )
+
+
+def require_room(out: Path, needed: int, work: str, cure: str) -> None:
+    """Refuse to begin what cannot be finished.
+
+    Args:
+        out: Where it is written; the folder need not exist.
+        needed: Bytes.
+        work: What writes them, such as `the merge`.
+        cure: What to do about a disk that is too small.
+
+    Raises:
+        PlanError: if the disk has less.
+    """
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise PlanError(
+            f"{work} writes {needed:,} bytes and the disk of {out} has {free:,} left", cure
+        )
 
 
 def _require_same(plan: Plan, out: Path, version: str) -> None:
@@ -88,10 +115,4 @@ def _require_room(plan: Plan, out: Path) -> None:
     staged = out / WORK / STAGING
     files = [file for file in staged.iterdir() if file.is_file()] if staged.is_dir() else []
     needed = plan.bytes_to_write + plan.small_files - sum(f.stat().st_blocks * 512 for f in files)
-    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        raise PlanError(
-            f"the merge writes {needed:,} bytes and the disk of {out} has {free:,} left",
-            "Free some space, or write to another disk.",
-        )
+    require_room(out, needed, "the merge", "Free some space, or write to another disk.")
