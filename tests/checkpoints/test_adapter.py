@@ -292,7 +292,7 @@ def test_a_folder_with_a_plus_in_its_name(copy: Path) -> None:
     ("settings", "message"),
     [
         ({"peft_type": "IA3"}, "is an adapter of the kind IA3"),
-        ({"peft_type": None}, "is an adapter of the kind None"),
+        ({"peft_type": None}, r"does not say what kind of adapter it is \(peft_type\)"),
         ({"use_dora": True}, "uses DoRA"),
         ({"target_parameters": ["experts"]}, "bare parameters"),
         ({"trainable_token_indices": [1]}, "trainable tokens"),
@@ -302,7 +302,7 @@ def test_a_folder_with_a_plus_in_its_name(copy: Path) -> None:
             "init_lora_weights='pissa_niter_4', which changes",
         ),
         ({"init_lora_weights": "olora"}, "changes the base model too"),
-        ({"r": 4}, "have shapes .* says that their rank is 4"),
+        ({"r": 4}, "have shapes .* by adapter_config.json their rank is 4"),
         ({"r": 0}, "r in adapter_config.json is 0"),
         ({"r": "8"}, "r in adapter_config.json is '8'"),
         ({"r": -8}, "r in adapter_config.json is -8"),
@@ -399,6 +399,7 @@ def invent(tensors: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (dict.clear, "the weights of adapter hold no tensor"),
         (lose_half, "holds lora_A of .*q_proj without its other half"),
         (make_whole, "factors of .*q_proj are in I32 and I32, which are no floating-point"),
         (add_magnitude, "lora_magnitude_vector', which is no part of a plain LoRA"),

@@ -110,6 +110,10 @@ class Adapter(Closing):
         self.config: Mapping[str, Any] = read_json(config_path)
         _check_supported(self.config, label)
         self._homes = open_adapter_weights(path)
+        if not self._homes:
+            raise CheckpointError(
+                f"the weights of {label} hold no tensor", "Download the adapter again."
+            )
         self.sources = (
             SourceFile.of(config_path, config_path.stat()),
             *(file.source for file in dict.fromkeys(self._homes.values())),
@@ -202,7 +206,8 @@ class Adapter(Closing):
         if not a.shape[0] == b.shape[1] == rank:
             raise CheckpointError(
                 f"{self.label}: the factors of {module} have shapes {list(a.shape)} and "
-                f"{list(b.shape)}, but {ADAPTER_CONFIG} says that their rank is {rank}",
+                f"{list(b.shape)}, but by {ADAPTER_CONFIG} their rank is {rank} (r or rank_pattern; 8 "
+                "if r is missing)",
                 "Weights and configuration belong to different adapters.",
             )
         self._check_bias(module, b, bias)
@@ -285,6 +290,11 @@ _CURE = "Apply it to its base model with PEFT's merge_and_unload, and merge the 
 
 def _check_supported(config: Mapping[str, Any], label: str) -> None:
     kind = config.get("peft_type")
+    if kind is None:
+        raise CheckpointError(
+            f"{label}: {ADAPTER_CONFIG} does not say what kind of adapter it is (peft_type)",
+            'Download it again; or if it is plain LoRA, add `"peft_type": "LORA"` there.',
+        )
     if kind != "LORA":
         raise CheckpointError(f"{label} is an adapter of the kind {kind}, not LoRA", _CURE)
     for key, name in _UNSUPPORTED.items():
