@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,9 +22,19 @@ def command(
         list[str],
         typer.Argument(help="Folders, files, Hub ids or base+adapter; the first is the base."),
     ],
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Statistics of an expert, from isthmus calibrate; once for each expert, in order."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the diagnosis on calibration inputs as HTML, with a figure."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     all_modules: Annotated[
-        bool, typer.Option("--all", help="Print every module, not the ten that moved most.")
+        bool, typer.Option("--all", help="Print every module or layer, not ten of them.")
     ] = False,
 ) -> None:
     """Say what a model is; with several, whether they can be merged and why not.
@@ -32,12 +43,30 @@ def command(
     each of the others moved from it (relative distance) and the cosines between these moves. Near
     0 the experts changed different things; towards 1 they learned the same; below 0 they disagree.
 
+    With calibration statistics of the experts you also see, for every linear layer and in all, how
+    much of the experts' outputs each merge can keep, which one to take, and which layers hurt.
+
     Exits with 1 when the models cannot be merged whole.
-    """
+
+    \b
+    Example:
+        isthmus inspect ./base ./math ./code --calibration math.stats --calibration code.stats
+    """  # noqa: D301
     from isthmus.checkpoints import open_checkpoint
     from isthmus.cli.progress import terminal_progress
     from isthmus.engine.comparison import compare
+    from isthmus.errors import CalibrationError
 
+    stored = None
+    if calibration:
+        from isthmus.cli import inspect_calibration
+
+        stored = inspect_calibration.opened(calibration, models, report)
+    elif report is not None:
+        raise CalibrationError(
+            "--report is of the diagnosis on calibration inputs, and there are none",
+            "Give --calibration once for each expert; isthmus calibrate makes the statistics.",
+        )
     with ExitStack() as stack:
         opened = [stack.enter_context(open_checkpoint(model)) for model in models]
         summaries = [_summary(model) for model in opened]
@@ -46,12 +75,24 @@ def command(
             return
         tokens = [_tokens(opened[0], other) for other in opened[1:]]
         comparison = compare(opened, terminal_progress())
+        diagnosis = None
+        if stored is not None:
+            diagnosis = inspect_calibration.diagnose(opened, stored, comparison.matching)
+            if report is not None:
+                inspect_calibration.write_report(report, opened, *diagnosis)
+    most = None if all_modules else 10
     if as_json:
         data = {"models": summaries, "comparison": _as_data(comparison, tokens)}
+        if diagnosis is not None:
+            data["diagnosis"] = inspect_calibration.as_data(*diagnosis)
         typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
     else:
         _print_summaries(summaries, as_json=False)
-        _print_comparison(comparison, tokens, None if all_modules else 10)
+        _print_comparison(comparison, tokens, most)
+        if diagnosis is not None:
+            inspect_calibration.print_diagnosis(*diagnosis, most)
+            if report is not None:
+                typer.echo(f"\nThe report is {report}")
     if not comparison.matching.is_complete:
         raise typer.Exit(1)
 
