@@ -349,6 +349,43 @@ def test_weights_say_which_expert_matters(family, tmp_path):
     ).norm()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("basis", ["scalar", "blocks"])
+def test_the_networks_own_output_as_objective(kind, basis, family, tmp_path):
+    """What is written are the coefficients, and outputs are nearer than those of the mean."""
+    parameters = {"objective": "network", "basis": basis, "sweeps": 2}
+    isthmus.merge(recipe(family, kind, **parameters), tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "projection.json").read_text())
+    assert report["values"] == sorted(report["values"], reverse=True)
+    merged, base = state(tmp_path / "out"), state(family / kind / "base")
+    experts = [state(family / kind / name) for name in ("one", "two")]
+    for name, tensor in merged.items():
+        d = report["coefficients"].get(name, (0.5, 0.5))
+        expected = base[name] + sum(
+            w * (expert[name] - base[name]) for w, expert in zip(d, experts, strict=True)
+        )
+        torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-6)
+    # Embeddings, three blocks, and a last norm, which BERT lacks.
+    groups = 1 if basis == "scalar" else 4 + (kind != "bert")
+    assert len({tuple(d) for d in report["coefficients"].values()}) == groups
+
+
+def test_one_expert_comes_back_by_the_networks_output(family, tmp_path):
+    made = recipe(family, objective="network", basis="scalar", sweeps=6)
+    made["models"] = made["models"][:1]
+    isthmus.merge(made, tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "projection.json").read_text())
+    assert report["captured"] == pytest.approx(1, abs=1e-4)
+    assert next(iter(report["coefficients"].values())) == pytest.approx([1], abs=1e-2)
+
+
+def test_places_are_too_many_for_the_networks_output(family, tmp_path):
+    with pytest.raises(PlanError, match="Write basis: scalar, blocks, modules"):
+        isthmus.merge(recipe(family, objective="network", basis="columns"), tmp_path / "out")
+    with pytest.raises(PlanError, match="blocks is none of single layers"):
+        isthmus.merge(recipe(family, basis="blocks"), tmp_path / "out")
+
+
 def test_transformers_loads_the_merge(family, tmp_path):
     from transformers import AutoModelForCausalLM
 

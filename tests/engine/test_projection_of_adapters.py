@@ -92,6 +92,17 @@ def test_the_adapter_is_what_whole_models_give(kind, basis, sequential, family, 
     assert (tmp_path / "adapter" / "projection.json").exists()
 
 
+def test_the_networks_own_output_as_objective(family, tmp_path):
+    parameters = {"objective": "network", "basis": "blocks", "sweeps": 1}
+    isthmus.merge(recipe(family, parameters=parameters), tmp_path / "adapter")
+    isthmus.merge(recipe(family, ending="-full", parameters=parameters), tmp_path / "full")
+    ours = applied("bert", tmp_path / "adapter").state_dict()
+    base = load_file(family / "bert" / "base" / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "full" / "model.safetensors").items():
+        moved = (tensor - base[name]).norm()
+        assert (ours[name] - tensor).norm() <= 0.02 * moved + 1e-5, name
+
+
 def test_a_rank_is_cut_to(family, tmp_path):
     isthmus.merge(recipe(family, rank=2), tmp_path / "out")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())

@@ -1,10 +1,10 @@
-"""What methods that look at data do before tensors are written: the linear layers, one by one."""
+"""The linear layers of a network, merged one by one on calibration data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING, Any
 from isthmus.checkpoints import Checkpoint
 from isthmus.engine.progress import Progress
 from isthmus.engine.remarks import some
+from isthmus.engine.stage import REPORT, StageReport, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from isthmus.models.layer_merges import Examples, LayerPlan
     from isthmus.models.merged_view import MergedView
-
-REPORT = "projection.json"
-"""What was found out about every layer, in the output folder."""
-
-FOLDER = "layers"
-"""Where layers lie until the merge is finished, in the work folder."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,14 @@ class LayerStage:
     own_targets: bool
     for_adapters: bool = False
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Weights and biases of the layers."""
+        return tuple(name for plan in self.plans for name in plan.tensors)
+
     @cached_property
     def digest(self) -> str:
-        """Identifies the layers: same digest and same models, same numbers."""
+        """Identifies the layers."""
         from isthmus.models.store import StoredMoments, examples_hash
 
         examples = [
@@ -65,18 +65,7 @@ class LayerStage:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def run(self, folder: Path, progress: Progress) -> StageReport:
-        """Merge the layers that are not in the folder yet.
-
-        Args:
-            folder: Where they are kept, made if it is missing.
-            progress: Who listens.
-
-        Raises:
-            CalibrationError: if a model cannot be run on its examples.
-            MethodError: if a layer cannot be merged.
-            NonFiniteError: if a weight holds NaN or infinity.
-            OutputError: if the disk is full.
-        """
+        """Merge the layers that are not in the folder yet."""
         from isthmus.models.layer_merges import LayerMerges
         from isthmus.models.solved import SolvedLayers
 
@@ -85,7 +74,7 @@ class LayerStage:
         merges = LayerMerges(
             self.donor, self.experts, self.plans, solved, multipliers=self.for_adapters
         )
-        with _Counted(progress) as report:
+        with Steps(progress, "merging layers") as report:
             if self.sequential:
                 merges.in_sequence(
                     self.view,
@@ -95,14 +84,11 @@ class LayerStage:
                 )
             else:
                 merges.apart(self.examples, report)
-        return StageReport(tuple(solved.records.values()))
+        content = _content([*solved.records.values()])
+        return StageReport({REPORT: json.dumps(content, indent=1) + "\n"}, tuple(_notes(content)))
 
     def multipliers(self, tensor: str) -> Tensor | None:
-        """How the task vectors of a tensor are scaled; None where it is averaged.
-
-        Returns:
-            Of a shape that broadcasts to [K, m, n].
-        """
+        """How the task vectors of a tensor are scaled."""
         assert self.view.solved is not None
         return self.view.solved.multipliers(tensor)
 
@@ -116,74 +102,35 @@ class LayerStage:
         return 8 * ((3 * count + 4) * rows * columns + (3 * count + 4) * widest**2)
 
 
-@dataclass(frozen=True, slots=True)
-class StageReport:
-    """What was found out about the layers.
+def _content(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The report as JSON has it."""
+    judged = [layer for layer in layers if "initial" in layer]
+    initial, value = (sum(layer[key] for layer in judged) for key in ("initial", "value"))
+    return {
+        "objective": "layer",
+        "captured": 1 - value / initial if initial > 0 else 1.0,
+        "initial": initial,
+        "value": value,
+        "irreducible": sum(layer["irreducible"] for layer in judged),
+        "layers": {layer["weight"]: _without_name(layer) for layer in layers},
+    }
 
-    Attributes:
-        layers: A record for each, in the order of the network.
-    """
 
-    layers: Sequence[Mapping[str, Any]]
-
-    @property
-    def texts(self) -> dict[str, str]:
-        """The report as a file of the output; none without layers."""
-        if not self.layers:
-            return {}
-        judged = [layer for layer in self.layers if "initial" in layer]
-        initial, value = (sum(layer[key] for layer in judged) for key in ("initial", "value"))
-        content = {
-            "captured": 1 - value / initial if initial > 0 else 1.0,
-            "initial": initial,
-            "value": value,
-            "irreducible": sum(layer["irreducible"] for layer in judged),
-            "layers": {layer["weight"]: _without_name(layer) for layer in self.layers},
-        }
-        return {REPORT: json.dumps(content, indent=1) + "\n"}
-
-    @property
-    def notes(self) -> list[str]:
-        """What the user should know."""
-        judged = [layer for layer in self.layers if "initial" in layer]
-        found = []
-        initial = sum(layer["initial"] for layer in judged)
-        if initial > 0:
-            captured = 1 - sum(layer["value"] for layer in judged) / initial
-            found.append(
-                f"captured energy: {captured:.1%} of the base's error on the calibration data, over "
-                f"{len(judged)} linear layers; {REPORT} tells them apart"
-            )
-        by_text: dict[str, list[str]] = {}
-        for layer in self.layers:
-            for note in layer["notes"]:
-                kind = note.partition(" does not determine ")
-                text = f"{kind[0]} leaves coefficients open" if kind[1] else note
-                by_text.setdefault(text, []).append(str(layer["weight"]))
-        found += [f"{text}: {some(names)}" for text, names in sorted(by_text.items())]
-        return found
+def _notes(content: Mapping[str, Any]) -> Iterator[str]:
+    judged = [layer for layer in content["layers"].values() if "initial" in layer]
+    if content["initial"] > 0:
+        yield (
+            f"captured energy: {content['captured']:.1%} of the base's error on the calibration data, "
+            f"over {len(judged)} linear layers; {REPORT} tells them apart"
+        )
+    by_text: dict[str, list[str]] = {}
+    for name, layer in content["layers"].items():
+        for note in layer["notes"]:
+            subject, is_open, _ = note.partition(" does not determine ")
+            text = f"{subject} leaves coefficients open" if is_open else note
+            by_text.setdefault(text, []).append(name)
+    yield from (f"{text}: {some(names)}" for text, names in sorted(by_text.items()))
 
 
 def _without_name(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in layer.items() if key != "weight"}
-
-
-class _Counted:
-    """Tells a listener of steps, the number of which the first step tells."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._begun = False
-
-    def __enter__(self) -> _Counted:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._begun:
-            self._progress.finish()
-
-    def __call__(self, _done: int, total: int) -> None:
-        if not self._begun:
-            self._progress.begin("merging layers", total, counts=True)
-            self._begun = True
-        self._progress.advance(1)

@@ -17,7 +17,7 @@ import numpy as np
 from isthmus.checkpoints import Dtype, ShardLayout
 from isthmus.checkpoints.base import Source
 from isthmus.engine.devices import Device, Processor
-from isthmus.engine.layer_stage import LayerStage
+from isthmus.engine.stage import Stage
 from isthmus.engine.tasks import ApplyTask, MergeTask, Task, UpdateTask
 from isthmus.methods.method import Method, Reach, WeightedSum
 from isthmus.recipes import Recipe
@@ -71,7 +71,7 @@ class Plan:
     base_name: str | None = None
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     tied: Mapping[str, str] = field(default_factory=dict, repr=False)
-    stage: LayerStage | None = field(default=None, repr=False)
+    stage: Stage | None = field(default=None, repr=False)
 
     @property
     def count(self) -> int:
@@ -158,6 +158,6 @@ class Plan:
             "shards": [shard.file for shard in self.layout.shards],
             "device": self.device_name,
             "chunk": self.device.chunk_size,
-            "layers": None if self.stage is None else self.stage.digest,
+            "stage": None if self.stage is None else self.stage.digest,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

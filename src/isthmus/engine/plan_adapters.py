@@ -23,12 +23,12 @@ from isthmus.checkpoints import (
 )
 from isthmus.checkpoints.adapter_format import adapter_config, adapter_tensors
 from isthmus.engine.devices import Processor
-from isthmus.engine.layer_stage import LayerStage
 from isthmus.engine.module_merge import MergedAdapter, ModuleMerge, Part
 from isthmus.engine.plan import Plan
-from isthmus.engine.plan_layers import plan_layers
 from isthmus.engine.plan_models import checked_settings, compute_dtype, converted, out_dtype
+from isthmus.engine.plan_stage import plan_stage
 from isthmus.engine.remarks import some
+from isthmus.engine.stage import Stage
 from isthmus.engine.streams import Operand
 from isthmus.engine.tasks import ApplyTask, CarryTask, MergeTask, Task, UpdateTask
 from isthmus.errors import PlanError
@@ -183,7 +183,7 @@ class _Planner:
         }
 
     @cached_property
-    def stage(self) -> LayerStage | None:
+    def stage(self) -> Stage | None:
         """What is merged on calibration data, for methods that look at any."""
         if not self.method.calibrated:
             return None
@@ -204,7 +204,7 @@ class _Planner:
             )
             for name in tensors
         }
-        return plan_layers(self.recipe, base, adapted, merges, updated=updated)
+        return plan_stage(self.recipe, base, adapted, merges, updated=updated)
 
     def require_rank(self) -> None:
         """The asked rank is one that a module can have."""

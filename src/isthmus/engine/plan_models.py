@@ -14,7 +14,7 @@ from isthmus.engine.compatibility import require_mergeable
 from isthmus.engine.devices import open_device
 from isthmus.engine.matching import Carried, Matched, Matching, match
 from isthmus.engine.plan import Plan
-from isthmus.engine.plan_layers import plan_layers
+from isthmus.engine.plan_stage import plan_stage
 from isthmus.engine.streams import Operand
 from isthmus.engine.tasks import CarryTask, MergeTask, SolvedTask, Task
 from isthmus.errors import MethodError, PlanError
@@ -86,12 +86,11 @@ def plan_models(
             f"{donor.label} shares no tensor with all the other models",
             "Check that they have the same architecture: isthmus inspect A B compares them.",
         )
-    stage = plan_layers(recipe, donor, experts, merges) if method.calibrated else None
-    solved = {} if stage is None else {n: plan for plan in stage.plans for n in plan.tensors}
+    stage = plan_stage(recipe, donor, experts, merges) if method.calibrated else None
     tasks: dict[str, Task] = {
         **merges,
         **carries,
-        **{name: _solved(merges[name], stage.view) for name in solved if stage is not None},
+        **({} if stage is None else {n: _solved(merges[n], stage.view) for n in stage.tensors}),
     }
     ordered = tuple(tasks[name] for name in donor.tensors)
     return Plan(

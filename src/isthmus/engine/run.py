@@ -15,13 +15,12 @@ from threadpoolctl import threadpool_limits
 from isthmus.checkpoints import ShardWriter, atomic_write_text, copy_sidecars
 from isthmus.engine.hashing import hash_range, new_hash
 from isthmus.engine.journal import Entry, Journal
-from isthmus.engine.layer_stage import FOLDER as LAYERS
-from isthmus.engine.layer_stage import StageReport
 from isthmus.engine.manifest import MANIFEST, FileRecord, Manifest, read_manifest
 from isthmus.engine.output import check_output, source_records
 from isthmus.engine.plan import Plan
 from isthmus.engine.progress import Progress, Silent
 from isthmus.engine.remarks import Remarks, told
+from isthmus.engine.stage import FOLDER, StageReport
 from isthmus.engine.streams import Buffers, StoppedError
 from isthmus.engine.tasks import ApplyTask, Task, UpdateTask, is_merge
 from isthmus.engine.worker import Made, Worker
@@ -123,9 +122,9 @@ def run(
         return _outcome(plan, out, resumed=plan.count, notes=read_manifest(out).notes)
     with open_workspace(out, plan.digest, resume=resume, overwrite=overwrite) as space:
         progress = progress or Silent()
-        stage = StageReport(())
+        stage = StageReport()
         if plan.stage is not None:
-            stage = plan.stage.run(space.work / LAYERS, progress)
+            stage = plan.stage.run(space.work / FOLDER, progress)
         results, resumed = _write_shards(plan, space, workers, progress)
         notes = [*plan.notes, *stage.notes, *results.told()]
         texts = {"README.md": card(plan), **plan.texts, **stage.texts}

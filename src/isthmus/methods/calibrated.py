@@ -25,6 +25,9 @@ from isthmus.typing import Array
 NONE = "none"
 """The basis of a layer that is merged as what is no layer."""
 
+NETWORK = "network"
+"""The objective that is the whole network's output."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated(Method):
@@ -39,7 +42,7 @@ class Calibrated(Method):
             MethodError: naming the parameter.
         """
         divisor(numbers(settings, "weight"), normalize=True)
-        for name in ("group", "directions"):
+        for name in ("group", "directions", "sweeps"):
             value = settings.shared.get(name)
             if value is not None and float(value) % 1:
                 raise MethodError(f"{name} must be a whole number, not {value:g}")
@@ -107,9 +110,29 @@ PROJECTION = Calibrated(
             str,
             Scope.GLOBAL,
             "A coefficient for each expert and layer (scalar), output row (diagonal), input column "
-            "(columns), entry (elementwise); or all weights of the layer (optimal); none averages the layer.",
+            "(columns), entry (elementwise); or all weights of the layer (optimal); none averages the layer. "
+            "With objective: network one for each expert (scalar), and block (blocks), and attention, MLP "
+            "and rest of a block (modules).",
             default="diagonal",
-            choices=("scalar", "diagonal", "columns", "elementwise", "optimal", NONE),
+            choices=(
+                "scalar",
+                "diagonal",
+                "columns",
+                "elementwise",
+                "optimal",
+                NONE,
+                "blocks",
+                "modules",
+            ),
+        ),
+        Parameter(
+            "objective",
+            str,
+            Scope.GLOBAL,
+            "Whose outputs shall be near the experts': each linear layer's, or the network's last hidden "
+            "states, with all models in memory.",
+            default="layer",
+            choices=("layer", NETWORK),
         ),
         Parameter(
             "constraint",
@@ -156,6 +179,14 @@ PROJECTION = Calibrated(
             float,
             Scope.GLOBAL,
             "With basis: optimal, the rank of each layer's correction; all if not given.",
+            minimum=1.0,
+        ),
+        Parameter(
+            "sweeps",
+            float,
+            Scope.GLOBAL,
+            "With objective: network, how often it is linearised at most.",
+            default=3.0,
             minimum=1.0,
         ),
     ),

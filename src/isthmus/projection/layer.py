@@ -57,6 +57,10 @@ class ProjectionRule:
     directions: int | None = None
 
     def __post_init__(self) -> None:
+        if self.basis not in BASES:
+            raise MethodError(
+                f"basis: {self.basis} is none of single layers", f"Write one of {', '.join(BASES)}."
+            )
         if self.constraint == "simplex" and self.basis not in {"scalar", "diagonal"}:
             raise MethodError(
                 f"a simplex does not go with basis: {self.basis}, whose coefficients of all places "
@@ -186,7 +190,9 @@ def _projected(
     with warnings.catch_warnings():
         # They come back as notes, with the layer's name.
         warnings.simplefilter("ignore", ProjectionWarning)
-        found = project(basis, objective, _constraint(rule), ridge=rule.ridge)
+        found = project(
+            basis, objective, constraint_named(rule.constraint, rule.upper), ridge=rule.ridge
+        )
     notes = []
     if found.undetermined is not None:
         notes.append(
@@ -220,19 +226,13 @@ def _basis(rule: ProjectionRule, tau: Tensor) -> RowGroups | ColumnGroups | Elem
         return RowGroups(tau, torch.arange(tau.shape[1]) // rule.group)
     if rule.basis == "columns":
         return ColumnGroups.diagonal(tau)
-    if rule.basis == "elementwise":
-        return Elementwise(tau)
-    raise MethodError(f"there is no basis {rule.basis!r}", f"Known are {', '.join(BASES)}.")
+    return Elementwise(tau)
 
 
-def _constraint(rule: ProjectionRule) -> Constraint:
-    known = {
-        "free": FREE,
-        "non_negative": NON_NEGATIVE,
-        "box": box(0, rule.upper),
-        "simplex": SIMPLEX,
-    }
-    return known[rule.constraint]
+def constraint_named(name: str, upper: float) -> Constraint:
+    """One of `CONSTRAINTS`; `upper` is the bound of a box."""
+    known = {"free": FREE, "non_negative": NON_NEGATIVE, "box": box(0, upper), "simplex": SIMPLEX}
+    return known[name]
 
 
 def _neighbour(

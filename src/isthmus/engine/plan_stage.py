@@ -1,4 +1,4 @@
-"""Planning the merge of a network's linear layers on calibration data."""
+"""Planning what a merge does on calibration data: which layers or coefficients, and the examples."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from isthmus.checkpoints import Checkpoint, Dtype
 from isthmus.engine.layer_stage import LayerStage
+from isthmus.engine.network_stage import NetworkStage
+from isthmus.engine.stage import Stage
 from isthmus.engine.tasks import MergeTask
 from isthmus.errors import MethodError, PlanError
-from isthmus.methods.calibrated import FISHER, NONE, PROJECTION, REGMEAN_PLUS_PLUS
+from isthmus.methods.calibrated import FISHER, NETWORK, NONE, PROJECTION, REGMEAN_PLUS_PLUS
 from isthmus.methods.method import Method, Settings
+from isthmus.methods.parameters import ParameterValue
 from isthmus.methods.weighted import numbers
 from isthmus.recipes import Recipe
 
@@ -20,15 +23,15 @@ if TYPE_CHECKING:
     from isthmus.projection.layer import Rule
 
 
-def plan_layers(
+def plan_stage(
     recipe: Recipe,
     donor: Checkpoint,
     experts: Sequence[Checkpoint],
     merges: Mapping[str, MergeTask],
     *,
     updated: Collection[str] | None = None,
-) -> LayerStage:
-    """Find the linear layers among the tensors to merge, and read the calibration data.
+) -> Stage:
+    """See what is merged on calibration data, and read the data.
 
     Args:
         recipe: For a method that looks at data.
@@ -41,10 +44,70 @@ def plan_layers(
         CalibrationError: if the network cannot be built, or the data cannot be used.
         PlanError: if settings exclude each other, or no layer is left.
     """
+    settings = [task.settings for task in merges.values()]
+    network = recipe.method is PROJECTION and _one_value("objective", settings) == NETWORK
+    sequential = network or _sequential(recipe.method, settings)
+    examples = tuple(
+        _examples(recipe, number, expert, donor, stored=not sequential)
+        for number, expert in enumerate(experts)
+    )
+    if network:
+        return _network_stage(donor, experts, merges, examples)
+    return _layer_stage(recipe.method, donor, experts, merges, updated, examples, sequential)
+
+
+def _network_stage(
+    donor: Checkpoint,
+    experts: Sequence[Checkpoint],
+    merges: Mapping[str, MergeTask],
+    examples: tuple[Examples, ...],
+) -> NetworkStage:
+    from isthmus.models.parameter_groups import GROUPINGS
+    from isthmus.models.scaled_view import ScaledView
+    from isthmus.projection.layer import constraint_named
+
+    settings = [task.settings for task in merges.values()]
+
+    def said(name: str) -> ParameterValue | None:
+        return _one_value(name, settings)
+
+    basis = said("basis")
+    if basis not in GROUPINGS:
+        raise PlanError(
+            f"basis: {basis} has a coefficient for every place of a layer, too many for objective: network",
+            f"Write basis: {', '.join(GROUPINGS)}, or objective: layer.",
+        )
+    weights = _one_tuple(settings)
+    return NetworkStage(
+        donor=donor,
+        experts=tuple(experts),
+        view=ScaledView(
+            donor,
+            experts,
+            {name: [one.name for one in task.experts] for name, task in merges.items()},
+            weights,
+        ),
+        examples=examples,  # type: ignore[arg-type]  # stored moments are refused
+        grouping=basis,
+        constraint=constraint_named(str(said("constraint")), float(said("upper") or 1)),
+        ridge=float(said("ridge") or 0),
+        weights=weights,
+        sweeps=int(said("sweeps") or 1),
+    )
+
+
+def _layer_stage(
+    method: Method,
+    donor: Checkpoint,
+    experts: Sequence[Checkpoint],
+    merges: Mapping[str, MergeTask],
+    updated: Collection[str] | None,
+    examples: tuple[Examples, ...],
+    sequential: bool,
+) -> LayerStage:
     from isthmus.models.layers import linear_layers
     from isthmus.models.merged_view import Mean, MergedView
 
-    method = recipe.method
     plans = [
         _layer_plan(number, method, layer, merges)
         for number, layer in enumerate(linear_layers(donor))
@@ -59,8 +122,6 @@ def plan_layers(
         )
     if updated is not None:
         _require_span(plans)
-    settings = [merges[plan.layer.weight].settings for plan in plans]
-    sequential = _sequential(method, settings)
     means = {
         name: Mean(
             tuple(operand.name for operand in task.experts),
@@ -73,10 +134,7 @@ def plan_layers(
         experts=tuple(experts),
         plans=tuple(plans),
         view=MergedView(donor, experts, means),
-        examples=tuple(
-            _examples(recipe, number, expert, donor, sequential=sequential)
-            for number, expert in enumerate(experts)
-        ),
+        examples=examples,
         sequential=sequential,
         own_targets=method is PROJECTION,
         for_adapters=updated is not None,
@@ -143,17 +201,32 @@ def _require_span(plans: Sequence[LayerPlan]) -> None:
 def _sequential(method: Method, settings: Sequence[Settings]) -> bool:
     if method is not PROJECTION:
         return method is REGMEAN_PLUS_PLUS
-    found = {bool(one.shared["sequential"]) for one in settings}
+    return bool(_one_value("sequential", settings))
+
+
+def _one_value(name: str, settings: Sequence[Settings]) -> ParameterValue | None:
+    """A parameter that cannot differ between tensors."""
+    found = {one.shared[name] for one in settings}
     if len(found) > 1:
         raise PlanError(
-            "sequential is true for some layers and false for others",
-            "It is one value for the whole merge: write it without a filter.",
+            f"{name} is {' for some tensors and '.join(sorted(map(str, found)))} for others",
+            "It is one value for the whole merge: write it without a filter or gradient.",
+        )
+    return found.pop()
+
+
+def _one_tuple(settings: Sequence[Settings]) -> tuple[float, ...]:
+    found = {tuple(numbers(one, "weight")) for one in settings}
+    if len(found) > 1:
+        raise PlanError(
+            "weight differs between tensors, and objective: network weighs tasks",
+            "Give each model one number.",
         )
     return found.pop()
 
 
 def _examples(
-    recipe: Recipe, number: int, expert: Checkpoint, donor: Checkpoint, *, sequential: bool
+    recipe: Recipe, number: int, expert: Checkpoint, donor: Checkpoint, *, stored: bool
 ) -> Examples:
     """Stored statistics, or the batches of an expert's examples."""
     from isthmus.models.data import calibration_batches
@@ -162,14 +235,14 @@ def _examples(
     said = recipe.calibration_of(recipe.experts[number])
     path = said.path(recipe.root)
     if (path / DESCRIPTION).is_file():
-        if sequential:
+        if not stored:
             raise PlanError(
-                f"{path} holds statistics, and a sequential merge runs the models on examples",
+                f"{path} holds statistics, and this merge runs the models on examples",
                 "Name the examples themselves, or write sequential: false.",
             )
-        stored = StoredMoments(path)
-        stored.require_model(expert)
-        return stored
+        moments = StoredMoments(path)
+        moments.require_model(expert)
+        return moments
     given = {"examples": said.examples, "tokens": said.tokens, "seed": said.seed}
     return calibration_batches(
         expert,

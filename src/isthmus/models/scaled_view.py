@@ -1,0 +1,68 @@
+"""A merge that is a sum of task vectors, tensor by tensor, computed when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from isthmus.checkpoints import Checkpoint
+from isthmus.typing import FloatArray, StorageArray
+
+
+class ScaledView(Checkpoint):
+    """θ_0 + Σ_k d_k (θ_k − θ_0), with coefficients for each tensor, or the mean where it has none.
+
+    Args:
+        donor: θ_0; gives names, shapes and configuration.
+        experts: θ_k; they stay open when this closes.
+        names: What each expert calls a tensor, by its name in the donor. Others are the donor's.
+        weights: Of the mean, one for each expert; their sum is not zero.
+
+    Attributes:
+        names: As given.
+        coefficients: d_k by tensor; empty before they are known.
+    """
+
+    def __init__(
+        self,
+        donor: Checkpoint,
+        experts: Sequence[Checkpoint],
+        names: Mapping[str, Sequence[str]],
+        weights: Sequence[float],
+    ) -> None:
+        self.label = f"the merge of {', '.join(expert.label for expert in experts)}"
+        self.path = donor.path
+        self.tensors = donor.tensors
+        self.tied = donor.tied
+        self.tied_by_file = donor.tied_by_file
+        self.config = donor.config
+        self.sources = ()
+        self.notes = ()
+        self.computed = frozenset(donor.tensors)
+        self.names = names
+        self.coefficients: Mapping[str, Sequence[float]] = {}
+        self._donor, self._experts = donor, experts
+        self._shares = [weight / sum(weights) for weight in weights]
+
+    def read(self, name: str, start: int, out: FloatArray) -> None:
+        """Numbers of the merge; see `Checkpoint`."""
+        self._donor.read(name, start, out)
+        if name not in self.names:
+            return
+        base, total = out.astype(np.float64), out.astype(np.float64)
+        row = np.empty_like(out)
+        shares = self.coefficients.get(name, self._shares)
+        for expert, own, share in zip(self._experts, self.names[name], shares, strict=True):
+            expert.read(own, start, row)
+            total += share * (row - base)
+        out[...] = total
+
+    def read_stored(
+        self, name: str, start: int, stop: int, out: StorageArray | None = None
+    ) -> StorageArray:
+        """A range, rounded to the donor's format; see `Checkpoint`."""
+        return self._read_rounded(name, start, stop, out)
+
+    def close(self) -> None:
+        """The models belong to others."""
