@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from isthmus.checkpoints import find_adapter
 from isthmus.checkpoints.dtypes import RECIPE_DTYPES
-from isthmus.checkpoints.hub import is_hub_reference
-from isthmus.errors import CheckpointError
 from isthmus.methods.method import BaseUse, Method
 from isthmus.methods.parameters import Scope
 from isthmus.methods.registry import METHODS
 from isthmus.recipes.calibration import Calibration, read_calibration
+from isthmus.recipes.counts import example, merged_entries, wrong_count
 from isthmus.recipes.document import Document, KeyPath, show
+from isthmus.recipes.guesses import may_be_adapters
+from isthmus.recipes.method_names import LATER_METHODS, space_and_method
 from isthmus.recipes.problems import Problems, nearest
 from isthmus.recipes.references import read_reference
 from isthmus.recipes.schema import ModelEntry, Recipe
@@ -35,23 +35,6 @@ LATER_KEYS = {
     "model.",
 }
 """What mergekit's recipes may hold and ours may not yet, and what to do instead."""
-
-LATER_METHODS = {
-    "arcee_fusion",
-    "breadcrumbs",
-    "breadcrumbs_ties",
-    "della",
-    "della_linear",
-    "karcher",
-    "model_stock",
-    "multislerp",
-    "nearswap",
-    "nuslerp",
-    "ram",
-    "ramplus_tl",
-    "sce",
-}
-"""mergekit's other methods, so that `della_linear` is not taken for a misspelling."""
 
 _TOP_KEYS = tuple(Recipe.model_fields)
 _PLAIN_KEYS = ("name", "seed", "tensors", "rank", "output")
@@ -96,7 +79,7 @@ class _Check:
             and method.base is BaseUse.REQUIRED
             and "base_model" not in self.data
             and not method.adapters_only
-            and not (method.spaces and _may_be_adapters(entries.values(), root))
+            and not (method.spaces and may_be_adapters(entries.values(), root))
         ):
             two = method.max_experts == 1 and len(entries) == 2
             self.problems.add(
@@ -104,7 +87,7 @@ class _Check:
                 f"{method.name} needs base_model",
                 f"Name one of the two models as base_model: `base_model: {entries[0].model}`."
                 if two
-                else _example("base_model: PATH"),
+                else example("base_model: PATH"),
             )
         elif method and (base or "base_model" not in self.data):
             self._counts(method, base, entries)
@@ -165,8 +148,8 @@ class _Check:
 
     def _method(self) -> Method | None:
         name = self.data.get("merge_method")
-        if isinstance(name, str) and _split(name)[1] in METHODS:
-            return METHODS[_split(name)[1]]
+        if isinstance(name, str) and space_and_method(name)[1] in METHODS:
+            return METHODS[space_and_method(name)[1]]
         known = f"Known methods: {', '.join(METHODS)}."
         if name is None and "merge_method" in self.excused:
             return None
@@ -192,7 +175,7 @@ class _Check:
 
     def _space(self, method: Method | None) -> str | None:
         """From the key `space`, or from a name such as core_ties."""
-        in_name = _split(str(self.data.get("merge_method")))[0] if method else None
+        in_name = space_and_method(str(self.data.get("merge_method")))[0] if method else None
         given = self.data.get("space", in_name)
         if method is None or given is None:
             return None
@@ -243,14 +226,14 @@ class _Check:
                 and "modules" not in self.data
             ):
                 self.problems.add(
-                    ("models",), "models is missing", _example("models:", "  - model: PATH")
+                    ("models",), "models is missing", example("models:", "  - model: PATH")
                 )
             return {}
         if not isinstance(raw, list) or not raw:
             self.problems.add(
                 ("models",),
                 "models must be a list of one model or more",
-                _example("models:", "  - model: PATH"),
+                example("models:", "  - model: PATH"),
             )
             return {}
         entries = {
@@ -313,7 +296,7 @@ class _Check:
             return
         lacking = [
             index
-            for index, entry in _experts(method, base, entries).items()
+            for index, entry in merged_entries(method, base, entries).items()
             if (entry.calibration or Calibration()).over(common).data is None
         ]
         if lacking:
@@ -384,19 +367,10 @@ class _Check:
         raw = self.data.get("models")
         if not raw or not isinstance(raw, list) or len(entries) < len(raw):
             return
-        experts = _experts(method, base, entries)
-        most = len(experts) if method.max_experts is None else method.max_experts
-        if method.min_experts <= len(experts) <= most:
-            return
-        measured = method.base is BaseUse.REQUIRED
-        noun = "other model" if measured else "model"
-        wanted = ("base_model and " if measured else "") + _count(method, noun)
-        names = ", ".join(entry.model for entry in experts.values())
-        many = {0: "none is", 1: "one is"}.get(len(experts), f"{len(experts)} are")
-        found = f"{many} listed: {names}" if experts else f"{many} listed"
-        self.problems.add(
-            ("models",), f"{method.name} takes {wanted}, but {found}", _other_count(method, experts)
-        )
+        names = [entry.model for entry in merged_entries(method, base, entries).values()]
+        wrong = wrong_count(method, names)
+        if wrong is not None:
+            self.problems.add(("models",), *wrong)
 
     def _required(
         self,
@@ -409,17 +383,17 @@ class _Check:
             name = parameter.name
             if not parameter.required or name in common or name in self.excused:
                 continue
-            example = _example("parameters:", f"  {name}: 0.5")
+            addition = example("parameters:", f"  {name}: 0.5")
             if parameter.scope is Scope.GLOBAL:
                 self.problems.add(
                     ("parameters", name),
                     f"{method.name} needs the parameter {name!r}",
-                    example,
+                    addition,
                 )
                 continue
             lacking = [
                 ("models", index, "parameters", name)
-                for index, entry in _experts(method, base, entries).items()
+                for index, entry in merged_entries(method, base, entries).items()
                 if name not in entry.parameters
             ]
             if lacking:
@@ -429,7 +403,7 @@ class _Check:
                     lacking[0],
                     f"{method.name} needs {name!r} for every model; it is missing for "
                     f"{places}{more}",
-                    example + "\n  below each of them, or at the top level once for all.",
+                    addition + "\n  below each of them, or at the top level once for all.",
                 )
 
     def _wrong_types(self, error: ValidationError) -> None:
@@ -450,7 +424,7 @@ class _Check:
             if (
                 recipe.base_model
                 and recipe.base_model not in listed
-                and not (recipe.method.spaces and _may_be_adapters(recipe.models, recipe.root))
+                and not (recipe.method.spaces and may_be_adapters(recipe.models, recipe.root))
             ):
                 yield (
                     f"{recipe.merge_method} merges the listed models only; base_model "
@@ -466,59 +440,3 @@ class _Check:
                     f"{where}: parameters of the base model have no effect with "
                     f"{recipe.merge_method} ({show(path)})."
                 )
-
-
-def _split(name: str) -> tuple[str | None, str]:
-    """Space and method of a name such as core_ties; no space in one such as ties."""
-    if name in METHODS:
-        return None, name
-    space, _, rest = name.partition("_")
-    return (space, rest) if rest in METHODS and space in METHODS[rest].spaces else (None, name)
-
-
-def _may_be_adapters(entries: Iterable[ModelEntry], root: Path | None) -> bool:
-    """Whether all models are adapters, as far as can be known without the Hub."""
-    try:
-        return all(
-            find_adapter(entry.model, root=root, fetching=False) is not None
-            or is_hub_reference(entry.model)
-            for entry in entries
-        )
-    except CheckpointError:  # which opening it will raise again
-        return True
-
-
-def _experts(
-    method: Method, base: str | None, entries: dict[int, ModelEntry]
-) -> dict[int, ModelEntry]:
-    """The entries that are merged."""
-    if method.base is BaseUse.IGNORED:
-        return entries
-    return {index: entry for index, entry in entries.items() if entry.model != base}
-
-
-def _other_count(method: Method, experts: Mapping[int, ModelEntry]) -> str:
-    """What to do when a method takes more models than there are, or fewer."""
-    if len(experts) < method.min_experts:
-        return _example("models:", "  - model: PATH")
-    more = [
-        other.name
-        for other in METHODS.values()
-        if other.base is method.base and other.max_experts is None
-    ]
-    if not more:
-        more = [other.name for other in METHODS.values() if other.max_experts is None]
-    return f"Remove the others, or take a method for many models: {', '.join(more)}."
-
-
-def _count(method: Method, noun: str) -> str:
-    """How many models a method takes, in words."""
-    least, most = method.min_experts, method.max_experts
-    if most not in (None, least):
-        return f"{least} to {most} {noun}s"
-    bound = "at least" if most is None else "exactly"
-    return f"{bound} one {noun}" if least == 1 else f"{bound} {least} {noun}s"
-
-
-def _example(*lines: str) -> str:
-    return "\n    ".join(("Add:", *lines))
