@@ -13,6 +13,9 @@ _CURVED = 1e-10
 class Memory:
     """Limited-memory BFGS (Nocedal and Wright 2006, Numerical optimization, algorithm 7.4).
 
+    scipy's and torch's own take no approximation of the inverse Hessian to begin with, and move
+    along straight lines.
+
     Args:
         size: How many steps are remembered.
     """

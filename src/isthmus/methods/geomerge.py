@@ -94,7 +94,8 @@ class GeoMerge(Method):
         """The mean in the joint column and row spaces of the updates.
 
         Zero updates, at infinite distance from all of that rank, those NEGLIGIBLE beside the
-        strongest, and updates of weight 0 are left out. One that is alone comes back. Others are brought to one rank (`geometry.lift`).
+        strongest, and updates of weight 0 are left out. One that is alone comes back. Others are
+        brought to one rank (`geometry.lift`).
 
         Raises:
             MethodError: if the settings admit no merge.
