@@ -53,7 +53,8 @@ def written(folder, start, state):
 
 
 def family(tmp_path, name, count=2, **changes):
-    base = saved(tmp_path / "base", name, **changes)
+    shallow = {"n_layer" if name == "gpt2" else "num_hidden_layers": 2}
+    base = saved(tmp_path / "base", name, **shallow | changes)
     return base, [moved(tmp_path / f"expert-{k}", base, k + 1) for k in range(count)]
 
 
@@ -101,7 +102,7 @@ def distance(merged, experts, name, weights):
 
 
 @pytest.mark.parametrize(
-    ("name", "basis"), list(zip(NAMES, itertools.cycle(["modules", "blocks"]), strict=False))
+    ("name", "basis"), list(zip(NAMES, itertools.cycle(["blocks", "modules"]), strict=False))
 )
 def test_the_error_is_that_of_the_merged_model(tmp_path, opened, name, basis):
     base, experts = family(tmp_path, name)
@@ -181,10 +182,10 @@ def test_constraints_hold_and_the_error_never_rises(tmp_path, opened, constraint
 
 
 def test_more_coefficients_capture_more(tmp_path, opened):
-    base, experts = family(tmp_path, "gpt2", n_layer=2)
+    base, experts = family(tmp_path, "gpt2")
     models = (*opened(base), opened(*experts), batches("gpt2"))
     captured = [
-        project_network(*models, basis=basis, sweeps=3).captured
+        project_network(*models, basis=basis, sweeps=2).captured
         for basis in ("scalar", "blocks", "modules")
     ]
     assert captured == sorted(captured)
@@ -234,13 +235,14 @@ def test_the_metric_of_the_head_compares_logits(tmp_path, opened, tied):
         *opened(base), opened(*experts), batches("llama"), sweeps=1, logits=True
     )
     head = transformers.AutoModelForCausalLM.from_pretrained(base).lm_head.weight.detach().double()
-    expected = 0.0
-    for number, expert in enumerate(experts):
-        alone = examples("llama", number)[1]
-        errors = (hidden(base, alone) - hidden(expert, alone)) @ head.mT
-        expected += float(errors.square().sum()) / len(errors)
-    assert found.initial == pytest.approx(expected, rel=1e-4)
-    assert found.captured > 0.3
+    merged = merge(tmp_path / "merged", base, experts, found.coefficients)
+    for model, value in ((base, found.initial), (merged, found.values[-1])):
+        expected = 0.0
+        for number, expert in enumerate(experts):
+            alone = examples("llama", number)[1]
+            errors = (hidden(model, alone) - hidden(expert, alone)) @ head.mT
+            expected += float(errors.square().sum()) / len(errors)
+        assert value == pytest.approx(expected, rel=1e-4)
 
 
 def test_heads_may_differ(tmp_path, opened):
@@ -329,7 +331,7 @@ def test_too_little_memory(tmp_path, opened, monkeypatch):
     numbers = sum(value.numel() for value in load_file(base / "model.safetensors").values())
     monkeypatch.setattr(network_projection, "_available_memory", lambda: 5 * 4 * numbers)
     long = [[{"input_ids": torch.ones(64, 24, dtype=torch.long)}]] * 2
-    assert "8 derivatives" in refused(opened, base, experts, long, basis="blocks")
+    assert "6 derivatives" in refused(opened, base, experts, long, basis="blocks")
 
 
 def test_logits_without_a_linear_head(tmp_path, opened):
@@ -340,12 +342,12 @@ def test_logits_without_a_linear_head(tmp_path, opened):
 
 def test_models_of_other_shapes(tmp_path, opened):
     base = saved(tmp_path / "base", "bert")
-    wide = saved(tmp_path / "wide", "bert", intermediate_size=32)
+    wide = saved(tmp_path / "wide", "bert", num_hidden_layers=2, intermediate_size=32)
     message = refused(opened, base, [wide], batches("bert", 1))
     assert str(wide) in message
     assert "intermediate.dense.weight" in message
-    flat = saved(tmp_path / "flat", "bert", num_hidden_layers=2)
-    assert "has no encoder.layer.2" in refused(opened, base, [flat], batches("bert", 1))
+    flat = saved(tmp_path / "flat", "bert", num_hidden_layers=1)
+    assert "has no encoder.layer.1" in refused(opened, base, [flat], batches("bert", 1))
 
 
 def test_an_encoder_decoder(tmp_path, opened):
