@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,6 +109,19 @@ def test_the_report_is_written(arguments, tmp_path):
     path = tmp_path / "report.html"
     assert f"The report is {path}" in invoke(*arguments, "--report", path).stdout
     assert "Diagnosis before a merge" in path.read_text("utf-8")
+
+
+def test_the_commands_of_the_page_run(family, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "inspect.md"
+    commands = re.findall(
+        r"^\$ isthmus (inspect base .*--calibration.*)$", page.read_text("utf-8"), re.M
+    )
+    assert len(commands) == 2
+    monkeypatch.chdir(family)
+    for command in commands:
+        result = CliRunner().invoke(app, shlex.split(command))
+        assert result.exit_code == 0, (command, result.output, result.exception)
+    assert (family / "report.html").is_file()
 
 
 def test_without_calibration_nothing_changes(arguments):
