@@ -314,6 +314,16 @@ class TestRefusals:
         assert "tiny" in message
         assert "other" in message
 
+    def test_a_linear_module_and_a_convolution(self, tmp_path):
+        one = write_adapter(tmp_path / "one", 1, modules=(Q,))
+        two = write_adapter(tmp_path / "two", 2, modules=(Q,))
+        path = two / "adapter_model.safetensors"
+        state = {name: tensor[..., None, None] for name, tensor in load_file(path).items()}
+        save_file(state, path, {"format": "pt"})
+        message = refused(whole("linear", [one, two]), tmp_path / "out", PlanError)
+        assert "linear of shape [16, 16] in" in message
+        assert "a convolution of kernel [1, 1], shape [16, 16] in" in message
+
     def test_a_model_among_adapters(self, three, tmp_path):
         base, *_ = family(tmp_path / "models", 1)
         message = refused(whole("linear", [three[0], base]), tmp_path / "out", PlanError)

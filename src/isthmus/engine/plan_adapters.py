@@ -466,8 +466,14 @@ def _require_alike(module: str, parts: Sequence[Part]) -> None:
     for part in parts[1:]:
         if kind(part) != kind(first):
             raise PlanError(
-                f"module {module} is of shape {list(first.update.shape)} in "
-                f"{first.adapter.label} and of shape {list(part.update.shape)} in "
+                f"module {module} is {_kind_of(first)} in {first.adapter.label} and {_kind_of(part)} in "
                 f"{part.adapter.label}",
                 "The adapters belong to different base models.",
             )
+
+
+def _kind_of(part: Part) -> str:
+    update = part.update
+    if update.kernel:
+        return f"a convolution of kernel {list(update.kernel)}, shape {list(update.shape)}"
+    return f"{'an embedding' if update.embedding else 'linear'} of shape {list(update.shape)}"
