@@ -17,7 +17,7 @@ from isthmus.projection.heuristics import Heuristic
 from isthmus.projection.objective import LayerObjective, stacked
 from isthmus.projection.quadratic import BlockQuadratic, Quadratic
 
-FORMED = 2048
+FORMED = 4096
 """Up to so many unknowns that interact the normal equations are formed."""
 
 
