@@ -146,7 +146,7 @@ def test_nothing_to_merge():
     assert found.chosen is None
     assert found.choices == ()
     assert "there is nothing to merge" in text(found)
-    assert "Expert 1 equals the base in all layers." in text(found)
+    assert "Experts 1, 2 equal the base in all layers." in text(found)
     assert "nan" not in text(found)
 
 

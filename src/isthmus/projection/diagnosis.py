@@ -185,7 +185,7 @@ def scaled(scale: float) -> str:
 def in_all(layers: Sequence[LayerDiagnosis]) -> LayerDiagnosis:
     """The sums over layers; λ of task arithmetic is the same in all.
 
-    Only bases that every layer has are there. `unknowns` and `inputs` are those of single layers, and empty.
+    Only bases that every layer has are there. What belongs to single layers, from `unknowns` on, is empty.
 
     Args:
         layers: At least one.
@@ -201,14 +201,7 @@ def in_all(layers: Sequence[LayerDiagnosis]) -> LayerDiagnosis:
         bounds={rank: sum(layer.bound_at_rank(rank) for layer in layers) for rank in ranks},
         unknowns={},
         inputs=0.0,
-        unchanged=_common([layer.unchanged for layer in layers]),
-        silent=_common([layer.silent for layer in layers]),
     )
-
-
-def _common(listed: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The numbers that are in all."""
-    return tuple(sorted(set(listed[0]).intersection(*listed[1:])))
 
 
 def _per_task(moments: Sequence[InputMoments]) -> list[float]:

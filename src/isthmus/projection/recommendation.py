@@ -105,7 +105,7 @@ def recommend(layers: Mapping[str, LayerDiagnosis]) -> Recommendation:
             "On the calibration inputs every layer of the experts answers as the base's does: there is "
             "nothing to merge. Take the base.",
         )
-        return Recommendation(total, (), None, sentences=(*idle, *_remarks(layers, total)))
+        return Recommendation(total, (), None, sentences=(*idle, *_remarks(layers)))
     choices = tuple(_choices([*layers.values()], total))
     least = min(choice.expected for choice in choices)
     chosen = None
@@ -117,7 +117,7 @@ def recommend(layers: Mapping[str, LayerDiagnosis]) -> Recommendation:
         *_larger(choices, chosen, [*layers.values()]),
         *_conflict(choices),
         *_named(hurting, chosen),
-        *_remarks(layers, total),
+        *_remarks(layers),
     )
     return Recommendation(total, choices, chosen, hurting, sentences)
 
@@ -224,33 +224,44 @@ def _named(hurting: Mapping[str, float], chosen: Choice | None) -> Iterator[str]
     )
 
 
-def _remarks(layers: Mapping[str, LayerDiagnosis], total: LayerDiagnosis) -> Iterator[str]:
+def _remarks(layers: Mapping[str, LayerDiagnosis]) -> Iterator[str]:
     """What is degenerate, a sentence for each kind."""
-    for k in _numbers(layer.unchanged for layer in layers.values()):
-        these = [name for name, layer in layers.items() if k in layer.unchanged]
-        yield f"Expert {k + 1} equals the base {_where(these, layers, k in total.unchanged)}."
-    for k in _numbers(layer.silent for layer in layers.values()):
-        these = [name for name, layer in layers.items() if k in layer.silent]
+    unchanged = {name: layer.unchanged for name, layer in layers.items()}
+    for these, experts in _by_layers(unchanged).items():
+        verb = "equals" if len(experts) == 1 else "equal"
+        whose = _experts(experts).capitalize()
+        yield f"{whose} {verb} the base {_where(these, layers)}."
+    silent = {name: layer.silent for name, layer in layers.items()}
+    for these, experts in _by_layers(silent).items():
         yield (
-            f"All inputs of expert {k + 1} are zero {_where(these, layers, k in total.silent)}: its "
-            "calibration says nothing there."
+            f"All inputs of {_experts(experts)} are zero {_where(these, layers)}: calibration says "
+            "nothing there."
         )
     open_ones = [name for name, layer in layers.items() if layer.notes]
     if open_ones:
         yield (
-            "Calibration does not determine all coefficients "
-            f"{_where(open_ones, layers, len(open_ones) == len(layers))} "
+            f"Calibration does not determine all coefficients {_where(open_ones, layers)} "
             f"({'; '.join(layers[open_ones[0]].notes)} in {open_ones[0]}); projection takes those of "
             "least norm. Examples that differ more settle it, unless experts are equal."
         )
 
 
-def _numbers(listed: Iterator[tuple[int, ...]]) -> list[int]:
-    return sorted({number for numbers in listed for number in numbers})
+def _by_layers(found: Mapping[str, tuple[int, ...]]) -> dict[tuple[str, ...], list[int]]:
+    """Experts by the layers in which something was found of them."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for expert in sorted({number for numbers in found.values() for number in numbers}):
+        these = tuple(name for name, numbers in found.items() if expert in numbers)
+        groups.setdefault(these, []).append(expert)
+    return groups
 
 
-def _where(names: Sequence[str], layers: Mapping[str, LayerDiagnosis], everywhere: bool) -> str:
-    if everywhere:
+def _experts(numbers: Sequence[int]) -> str:
+    noun = "expert" if len(numbers) == 1 else "experts"
+    return f"{noun} {', '.join(str(number + 1) for number in numbers)}"
+
+
+def _where(names: Sequence[str], layers: Mapping[str, LayerDiagnosis]) -> str:
+    if len(names) == len(layers):
         return "in all layers"
     if len(names) <= FEW:
         return f"in {', '.join(names)}"
