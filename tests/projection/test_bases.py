@@ -101,7 +101,7 @@ def test_what_is_not_in_the_span_is_refused():
 
 
 def test_many_columns_are_not_formed():
-    one = layer(experts=2, m=3, n=1100)
+    one = layer(experts=2, m=3, n=2100)
     basis = ColumnGroups.diagonal(one.tau)
     quadratic = basis.quadratic(one.objective)
     assert isinstance(quadratic, SpanQuadratic)
