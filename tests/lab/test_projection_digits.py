@@ -111,4 +111,5 @@ def test_all_runs_are_written_and_told(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "results.json").is_file()
     told = " ".join(capsys.readouterr().out.split())
     assert "50 comparisons" in told
-    assert "3 experts, 40" in told
+    assert "3 experts, 40 pictures: all" in told
+    assert found.correlation(3, 40, "captured", "captured", "rank") == pytest.approx(1)

