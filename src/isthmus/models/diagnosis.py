@@ -7,14 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from isthmus.checkpoints import Checkpoint
-from isthmus.errors import CalibrationError, MethodError, NonFiniteError
+from isthmus.errors import CalibrationError, MethodError
 from isthmus.models.calibration import Report
 from isthmus.models.layers import Layer, linear_layers
+from isthmus.models.matrices import base_and_task_vectors
 from isthmus.models.store import StoredMoments
 from isthmus.projection.diagnosis import LayerDiagnosis, diagnose_layer
 from isthmus.projection.statistics import InputMoments
@@ -98,10 +95,7 @@ def _diagnose(
         _inputs(stored, name, with_bias=biases is not None)
         for stored, name in zip(moments, names, strict=True)
     ]
-    origin = _matrix(base, layer.weight, layer.bias if biases else None, layer)
-    tau = torch.empty(len(experts), *origin.shape, dtype=torch.float64)
-    for k, expert in enumerate(experts):
-        tau[k] = _matrix(expert, names[k], biases[k] if biases else None, layer) - origin
+    _, tau = base_and_task_vectors(base, experts, layer, names, biases)
     try:
         return diagnose_layer(
             tau, own, seeds=_seeds(layer.weight, len(experts)), bias=biases is not None
@@ -118,27 +112,6 @@ def _inputs(stored: StoredMoments, name: str, *, with_bias: bool) -> InputMoment
         )
     found = stored[name]
     return found if with_bias else found.without_constant()
-
-
-def _matrix(model: Checkpoint, weight: str, bias: str | None, layer: Layer) -> Tensor:
-    """W, shape [m, n], or [m, n + 1] with the bias as a last column; float64."""
-    values = _read(model, weight)
-    matrix = values.mT if layer.transposed else values
-    if bias is None:
-        return matrix
-    return torch.cat([matrix, _read(model, bias).unsqueeze(1)], dim=1)
-
-
-def _read(model: Checkpoint, name: str) -> Tensor:
-    info = model.tensors[name]
-    values = np.empty(info.numel, np.float64)
-    model.read(name, 0, values)
-    if not np.isfinite(values).all():
-        raise NonFiniteError(
-            f"{model.label}: tensor {name} holds NaN or infinity",
-            "The model is probably broken; leave it out, or repair it.",
-        )
-    return torch.from_numpy(values).view(info.shape)
 
 
 def _seeds(weight: str, experts: int) -> list[int]:

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.checkpoints import Checkpoint
-from isthmus.errors import MethodError, NonFiniteError
+from isthmus.errors import MethodError
 from isthmus.models.calibration import Report, calibrate_checkpoint
 from isthmus.models.layers import Layer
 from isthmus.models.listening import Batch
 from isthmus.models.lockstep import SharedInput, run_in_lockstep
+from isthmus.models.matrices import base_and_task_vectors
 from isthmus.models.merged_view import MergedView
 from isthmus.models.solved import MULTIPLIERS, SolvedLayers
 from isthmus.models.store import StoredMoments
@@ -206,13 +206,8 @@ class LayerMerges:
 
     def _matrices(self, plan: LayerPlan) -> tuple[Tensor, Tensor]:
         """The base's weight, shape [m, n], and the task vectors [K, m, n], the bias as a last column."""
-        weight, *bias = plan.tensors
-        base = _matrix(self.donor, weight, bias[0] if bias else None, plan.layer)
-        tau = torch.empty(len(self.experts), *base.shape, dtype=torch.float64)
-        for k, expert in enumerate(self.experts):
-            of_bias = None if plan.biases_of is None else plan.biases_of[k]
-            tau[k] = _matrix(expert, plan.weights_of[k], of_bias, plan.layer) - base
-        return base, tau
+        biases = plan.biases_of
+        return base_and_task_vectors(self.donor, self.experts, plan.layer, plan.weights_of, biases)
 
 
 class _Steps:
@@ -266,26 +261,6 @@ def _sized(moments: InputMoments, size: int) -> InputMoments:
 def _per_input(weights: Sequence[float], moments: Sequence[InputMoments]) -> list[float]:
     """Weights of single inputs, so that every task counts alike, however many inputs it has."""
     return [w / max(one.count, 1) for w, one in zip(weights, moments, strict=True)]
-
-
-def _matrix(model: Checkpoint, weight: str, bias: str | None, layer: Layer) -> Tensor:
-    values = _read(model, weight)
-    matrix = values.mT if layer.transposed else values
-    if bias is None:
-        return matrix
-    return torch.cat([matrix, _read(model, bias).unsqueeze(1)], dim=1)
-
-
-def _read(model: Checkpoint, name: str) -> Tensor:
-    info = model.tensors[name]
-    out = np.empty(info.numel, np.float64)
-    model.read(name, 0, out)
-    if not np.isfinite(out).all():
-        raise NonFiniteError(
-            f"{model.label}: tensor {name} holds NaN or infinity",
-            "A merge would spread it over the model. Leave this model out, or repair it.",
-        )
-    return torch.from_numpy(out).view(info.shape)
 
 
 def _record(plan: LayerPlan, found: LayerMerge) -> dict[str, Any]:

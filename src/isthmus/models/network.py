@@ -53,7 +53,7 @@ def empty_network(checkpoint: Checkpoint) -> nn.Module:
     stored = any("pooler." in name for name in checkpoint.tensors)
     if getattr(network, "pooler", None) is not None and not stored:
         # An encoder saved without its pooler has a config.json that does not tell.
-        network.pooler = None
+        network.register_module("pooler", None)
     return network.eval().requires_grad_(False)
 
 
