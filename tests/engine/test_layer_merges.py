@@ -265,6 +265,19 @@ def test_same_bytes_whatever_the_number_of_workers(family, tmp_path):
         assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "3" / file).read_bytes()
 
 
+@pytest.mark.parametrize("sequential", [False, True])
+def test_activations_on_disk_change_nothing_and_rough_ones_little(sequential, family, tmp_path):
+    made = recipe(family, sequential=sequential)
+    for kind in ("float32", "disk", "bfloat16"):
+        content = made | {"calibration": {"tokens": 16, "activations": kind}}
+        isthmus.merge(content, tmp_path / kind)
+    exact, disk, rough = (state(tmp_path / kind) for kind in ("float32", "disk", "bfloat16"))
+    assert all(torch.equal(disk[name], tensor) for name, tensor in exact.items())
+    assert any(not torch.equal(rough[name], tensor) for name, tensor in exact.items())
+    for name, tensor in exact.items():
+        assert (rough[name] - tensor).norm() < 0.05 * tensor.norm()
+
+
 def test_stored_statistics_give_what_the_examples_give(family, tmp_path):
     from isthmus.models.data import calibration_batches
 

@@ -14,6 +14,7 @@ from torch import nn
 from isthmus.errors import CalibrationError
 from isthmus.models.blocks import find_blocks, given_blocks
 from isthmus.models.calibration import calibrate, calibrate_parts
+from isthmus.models.states import Keep
 
 from .networks import LAYERS, NAMES, VOCABULARY, build, images, padded, saved, sequences
 
@@ -128,7 +129,7 @@ def test_the_outputs_of_a_language_model_are_never_computed(tmp_path, monkeypatc
 def test_activations_may_be_kept_in_fewer_bits(tmp_path):
     folder, batches = saved(tmp_path, "llama"), padded(sequences())
     exact = calibrate(str(folder), batches)
-    rough = calibrate(str(folder), batches, keep=torch.bfloat16)
+    rough = calibrate(str(folder), batches, keep=Keep.BFLOAT16)
     last = f"model.layers.{LAYERS - 1}.mlp.down_proj.weight"
     difference = (exact[last].gram - rough[last].gram).norm() / exact[last].gram.norm()
     assert 0 < difference < 0.05

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from isthmus.checkpoints import open_checkpoint
 from isthmus.errors import CalibrationError, CheckpointError, OutputError
 from isthmus.models.calibration import calibrate
+from isthmus.models.states import Keep
 from isthmus.models.store import StoredMoments, store_moments
 
 from .networks import padded, saved, sequences
@@ -103,7 +104,7 @@ def test_a_copy_of_the_model_is_the_same_model(model, out, tmp_path):
 
 def test_other_settings_are_refused(model, out):
     store(model, out)
-    assert "of other settings" in refused(CalibrationError, model, out, keep=torch.bfloat16)
+    assert "of other settings" in refused(CalibrationError, model, out, keep=Keep.BFLOAT16)
 
 
 def test_a_failure_leaves_nothing(model, out):

@@ -59,6 +59,14 @@ def test_paths_count_from_the_recipes_folder(tmp_path: Path):
         (HEAD + "- {model: x, calibration: {data: a, examples: 0}}\n", "1 or more, not 0"),
         (HEAD + "- {model: x, calibration: {data: a, tokens: b}}\n", "a whole number, not 'b'"),
         (HEAD + "- {model: x, calibration: {data: 3}}\n", "data must be text, not 3"),
+        (
+            HEAD + "- {model: x, calibration: {data: a, activations: disk}}\n",
+            "one value for all models",
+        ),
+        (
+            HEAD + "- {model: x, calibration: a}\ncalibration: {activations: tape}\n",
+            "'float32', 'bfloat16' or 'disk', not 'tape'",
+        ),
         (HEAD + "- {model: x, calibration: ''}\n", "data must be text, not ''"),
         (
             "merge_method: linear\nmodels:\n- {model: x, calibration: a, parameters: {weight: 1}}\n",

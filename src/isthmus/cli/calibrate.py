@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from isthmus.cli.text import count
+
+
+class Activations(Enum):
+    """As `isthmus.models.states.Keep`, without torch."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    DISK = "disk"
 
 
 def command(
@@ -29,6 +38,10 @@ def command(
     examples: Annotated[int, typer.Option(min=1, help="Examples to choose at random.")] = 128,
     tokens: Annotated[int, typer.Option(min=1, help="Longer texts are cut after so many.")] = 256,
     seed: Annotated[int, typer.Option(help="Another seed, another choice of examples.")] = 0,
+    activations: Annotated[
+        Activations,
+        typer.Option(help="How activations wait between blocks: in memory, or in temporary files."),
+    ] = Activations.FLOAT32,
 ) -> None:
     """Run a model on examples and keep what merging needs to know of them.
 
@@ -47,6 +60,7 @@ def command(
     from isthmus.checkpoints import open_checkpoint
     from isthmus.cli.progress import terminal_progress
     from isthmus.models.data import calibration_batches
+    from isthmus.models.states import Keep
     from isthmus.models.store import store_moments
 
     progress = terminal_progress()
@@ -64,7 +78,9 @@ def command(
             checkpoint, data, column=column, examples=examples, tokens=tokens, seed=seed
         )
         try:
-            stored, computed = store_moments(checkpoint, batches, output, report=report)
+            stored, computed = store_moments(
+                checkpoint, batches, output, keep=Keep(activations.value), report=report
+            )
         finally:
             if begun:
                 progress.finish()

@@ -35,6 +35,7 @@ class LayerStage:
         sequential: Whether inputs are computed anew with what is merged.
         own_targets: Then, whether targets come from the experts' own inputs.
         for_adapters: Whether the merge is to be written as an adapter, which needs `multipliers`.
+        activations: How activations wait between blocks: a value of `isthmus.models.states.Keep`.
     """
 
     donor: Checkpoint
@@ -45,6 +46,7 @@ class LayerStage:
     sequential: bool
     own_targets: bool
     for_adapters: bool = False
+    activations: str = "float32"
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -61,18 +63,25 @@ class LayerStage:
             for one in self.examples
         ]
         rules = [[plan.tensors, repr(plan.rule), plan.weights, plan.seeds] for plan in self.plans]
-        content = [examples, rules, self.sequential, self.own_targets]
+        precision = "bfloat16" if self.activations == "bfloat16" else "float32"
+        content = [examples, rules, self.sequential, self.own_targets, precision]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def run(self, folder: Path, progress: Progress) -> StageReport:
         """Merge the layers that are not in the folder yet."""
         from isthmus.models.layer_merges import LayerMerges
         from isthmus.models.solved import SolvedLayers
+        from isthmus.models.states import Keep
 
         solved = SolvedLayers(folder, {plan.number: plan.tensors for plan in self.plans})
         self.view.solved = solved
         merges = LayerMerges(
-            self.donor, self.experts, self.plans, solved, multipliers=self.for_adapters
+            self.donor,
+            self.experts,
+            self.plans,
+            solved,
+            multipliers=self.for_adapters,
+            keep=Keep(self.activations),
         )
         with Steps(progress, "merging layers") as report:
             if self.sequential:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from isthmus.checkpoints import Checkpoint, Dtype
@@ -53,7 +54,9 @@ def plan_stage(
     )
     if network:
         return _network_stage(donor, experts, merges, examples)
-    return _layer_stage(recipe.method, donor, experts, merges, updated, examples, sequential)
+    stage = _layer_stage(recipe.method, donor, experts, merges, updated, examples, sequential)
+    said = recipe.calibration.activations if recipe.calibration else None
+    return stage if said is None else replace(stage, activations=said)
 
 
 def _network_stage(

@@ -14,6 +14,7 @@ from isthmus.errors import CalibrationError
 from isthmus.models.blocks import Blocks
 from isthmus.models.listening import Batch, Enough
 from isthmus.models.network import Weights
+from isthmus.models.states import Keep, States
 
 
 def joined(block: str, part: str) -> str:
@@ -53,7 +54,7 @@ class BlockRun:
             with it.
         batches: The examples.
         weights: Loads the parameters; None where the network has them.
-        keep: The number format of states.
+        keep: How states are kept.
 
     Attributes:
         states: The input of the next block, for every batch; empty before `embed`.
@@ -67,13 +68,13 @@ class BlockRun:
         blocks: Blocks,
         batches: Sequence[Batch],
         weights: Weights | None,
-        keep: torch.dtype,
+        keep: Keep,
     ) -> None:
         self.network, self.blocks, self.batches = network, blocks, batches
-        self.weights, self.keep = weights, keep
+        self.weights = weights
         self.modules = [network.get_submodule(name) for name in blocks.names]
         self.head: nn.Module | None = getattr(network, "get_output_embeddings", lambda: None)()
-        self.states: list[Tensor] = []
+        self.states = States(keep)
         self.past_blocks = False
         self.calls: list[list[_Call]] = []
         self.rest: tuple[Any, ...] | None = None
@@ -92,18 +93,18 @@ class BlockRun:
         with self.loaded_outside():
             for batch in self.batches:
                 hidden, calls = self._record(batch)
-                self.states.append(hidden.to(self.keep))
+                self.states.append(hidden)
                 self.calls.append(calls)
 
     @torch.no_grad()
     def through_block(self, number: int, index: int) -> Tensor:
         """A block's output for a batch, shape as its state; the block must be loaded."""
-        output = self.calls[index][number].on(self.modules[number], self.states[index].float())
+        output = self.calls[index][number].on(self.modules[number], self.states[index])
         return output if isinstance(output, Tensor) else output[0]
 
     def replace_state(self, index: int, hidden: Tensor) -> None:
         """The input of the next block for a batch."""
-        self.states[index] = hidden.to(self.keep)
+        self.states[index] = hidden
 
     @torch.no_grad()
     def after_blocks(self, index: int) -> None:
@@ -111,7 +112,7 @@ class BlockRun:
 
         What is outside the blocks must be loaded. A hook may raise `Enough`.
         """
-        last = self.states[index].float()
+        last = self.states[index]
         self.past_blocks = False
 
         def give_last(*_arguments: Any, **_keywords: Any) -> Any:

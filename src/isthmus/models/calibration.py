@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from isthmus.checkpoints import Checkpoint, open_checkpoint
@@ -21,6 +20,7 @@ from isthmus.models.blockwise import BlockRun, joined
 from isthmus.models.layers import linear_modules
 from isthmus.models.listening import Batch, Enough, add_inputs, listening, real_inputs
 from isthmus.models.network import Weights, empty_network
+from isthmus.models.states import Keep
 from isthmus.projection.statistics import InputMoments
 
 Moments = dict[str, InputMoments]
@@ -33,7 +33,7 @@ def calibrate(
     reference: str,
     batches: Sequence[Batch],
     *,
-    keep: torch.dtype = torch.float32,
+    keep: Keep = Keep.FLOAT32,
     report: Report = lambda _done, _total: None,
 ) -> Moments:
     """Σ xxᵀ of the inputs x of every linear layer of a model, all in memory at once.
@@ -43,7 +43,7 @@ def calibrate(
     Args:
         reference: A model as `open_checkpoint` takes it, with a `config.json`.
         batches: The examples.
-        keep: The number format of activations between blocks.
+        keep: How activations wait between blocks.
         report: Is told of progress.
 
     Returns:
@@ -62,7 +62,7 @@ def calibrate_checkpoint(
     checkpoint: Checkpoint,
     batches: Sequence[Batch],
     *,
-    keep: torch.dtype = torch.float32,
+    keep: Keep = Keep.FLOAT32,
     report: Report = lambda _done, _total: None,
 ) -> Iterator[Moments]:
     """As `calibrate_parts`, for a model on disk.
@@ -102,7 +102,7 @@ def calibrate_parts(
     batches: Sequence[Batch],
     *,
     weights: Weights | None = None,
-    keep: torch.dtype = torch.float32,
+    keep: Keep = Keep.FLOAT32,
     report: Report = lambda _done, _total: None,
 ) -> Iterator[Moments]:
     """Moments by parts: one dictionary a block, the last for the layers outside the blocks.
@@ -115,7 +115,7 @@ def calibrate_parts(
             with it.
         batches: At least one.
         weights: Loads the parameters; None where the network has them.
-        keep: The number format of activations between blocks.
+        keep: How activations wait between blocks.
         report: Is told of progress.
 
     Yields:

@@ -19,6 +19,7 @@ from isthmus.models.lockstep import SharedInput, run_in_lockstep
 from isthmus.models.matrices import base_and_task_vectors
 from isthmus.models.merged_view import MergedView
 from isthmus.models.solved import MULTIPLIERS, SolvedLayers
+from isthmus.models.states import Keep
 from isthmus.models.store import StoredMoments
 from isthmus.projection.layer import LayerMerge, Rule, merge_layer
 from isthmus.projection.objective import LayerObjective, expert_objective, sequential_objective
@@ -69,6 +70,7 @@ class LayerMerges:
         plans: In the order of the network.
         solved: Where the results go; layers that are there already stay.
         multipliers: Whether to keep, beside each weight, how its task vectors were scaled.
+        keep: How activations wait between blocks.
     """
 
     donor: Checkpoint
@@ -76,6 +78,7 @@ class LayerMerges:
     plans: Sequence[LayerPlan]
     solved: SolvedLayers
     multipliers: bool = False
+    keep: Keep = Keep.FLOAT32
 
     def apart(self, examples: Sequence[Examples], report: Report) -> None:
         """Every layer by itself, on the inputs that it has in each expert.
@@ -96,7 +99,8 @@ class LayerMerges:
         )
         step = _Steps(report, total)
         inputs = [
-            _Inputs(expert, own, step) for expert, own in zip(self.experts, examples, strict=True)
+            _Inputs(expert, own, self.keep, step)
+            for expert, own in zip(self.experts, examples, strict=True)
         ]
         for plan in self.plans:
             found = [one.of(name) for one, name in zip(inputs, plan.weights_of, strict=True)]
@@ -135,7 +139,7 @@ class LayerMerges:
                 if plan is not None and not self.solved.has(plan.number):
                     self._solve_shared(plan, shared, own_targets=own_targets)
 
-        run_in_lockstep(view, self.experts, examples, solve, report=report)
+        run_in_lockstep(view, self.experts, examples, solve, keep=self.keep, report=report)
         for plan in self.plans:
             if not self.solved.has(plan.number):
                 self._average(plan)
@@ -224,12 +228,12 @@ class _Steps:
 class _Inputs:
     """Moments of an expert's layers, asked for in the order of the network."""
 
-    def __init__(self, expert: Checkpoint, examples: Examples, step: _Steps) -> None:
+    def __init__(self, expert: Checkpoint, examples: Examples, keep: Keep, step: _Steps) -> None:
         self._parts: Iterator[Mapping[str, InputMoments]]
         if isinstance(examples, StoredMoments):
             self._parts = iter([examples])
         else:
-            self._parts = calibrate_checkpoint(expert, examples, report=step)
+            self._parts = calibrate_checkpoint(expert, examples, keep=keep, report=step)
         self._known: set[str] = set()
         self._part: Mapping[str, InputMoments] = {}
 

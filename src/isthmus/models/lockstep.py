@@ -25,6 +25,7 @@ from isthmus.models.calibration import Report
 from isthmus.models.layers import Layer, linear_modules, named_layers
 from isthmus.models.listening import Batch, Enough, add_inputs, listening, real_inputs
 from isthmus.models.network import Weights, empty_network
+from isthmus.models.states import Keep
 from isthmus.projection.statistics import InputMoments
 
 
@@ -58,7 +59,7 @@ def run_in_lockstep(
     batches: Sequence[Sequence[Batch]],
     solve: Solve,
     *,
-    keep: torch.dtype = torch.float32,
+    keep: Keep = Keep.FLOAT32,
     report: Report = lambda _done, _total: None,
 ) -> None:
     """Call `solve` for all linear layers in the order in which they run.
@@ -71,7 +72,7 @@ def run_in_lockstep(
         experts: Models of the same architecture; heads may differ.
         batches: The examples of each expert, at least one batch.
         solve: Is called once for every group of layers with a common input.
-        keep: The number format of activations between blocks.
+        keep: How activations wait between blocks.
         report: Is told of progress: how many batches have passed a block, or what follows the blocks.
 
     Raises:
@@ -109,7 +110,7 @@ class _Model:
         self.blocks = self.found.names
         self.modules = dict(linear_modules(self.network))
 
-    def run(self, batches: Sequence[Batch], keep: torch.dtype) -> BlockRun:
+    def run(self, batches: Sequence[Batch], keep: Keep) -> BlockRun:
         return BlockRun(self.network, self.found, batches, self.weights, keep)
 
 
@@ -143,7 +144,7 @@ class _Lockstep:
         merged: Checkpoint,
         experts: Sequence[Checkpoint],
         batches: Sequence[Sequence[Batch]],
-        keep: torch.dtype,
+        keep: Keep,
     ) -> None:
         self.merged = _Model(merged)
         self.layers = named_layers(self.merged.network, self.merged.weights)

@@ -26,6 +26,7 @@ from isthmus.checkpoints.safetensors_file import SafetensorsFile
 from isthmus.errors import CalibrationError, OutputError
 from isthmus.models.calibration import Moments, Report, calibrate_checkpoint
 from isthmus.models.listening import Batch
+from isthmus.models.states import Keep
 from isthmus.projection.statistics import InputMoments
 
 DESCRIPTION = "calibration.json"
@@ -41,7 +42,7 @@ class ContentKey:
     Attributes:
         model: Hash of the model's files and configuration.
         examples: Hash of the batches.
-        keep: The number format of activations between blocks.
+        keep: How activations wait between blocks.
     """
 
     model: str
@@ -49,13 +50,13 @@ class ContentKey:
     keep: str
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, batches: Sequence[Batch], keep: torch.dtype) -> ContentKey:
+    def of(cls, checkpoint: Checkpoint, batches: Sequence[Batch], keep: Keep) -> ContentKey:
         """The key of moments that are to be computed; reads the model's files once.
 
         Raises:
             CalibrationError: if one of them cannot be read.
         """
-        return cls(_model_hash(checkpoint), examples_hash(batches), str(keep))
+        return cls(_model_hash(checkpoint), examples_hash(batches), str(keep.dtype))
 
 
 class StoredMoments(Mapping[str, InputMoments]):
@@ -153,7 +154,7 @@ def store_moments(
     batches: Sequence[Batch],
     out: Path,
     *,
-    keep: torch.dtype = torch.float32,
+    keep: Keep = Keep.FLOAT32,
     report: Report = lambda _done, _total: None,
 ) -> tuple[StoredMoments, bool]:
     """Compute moments into a folder, unless it holds them already.
@@ -164,7 +165,7 @@ def store_moments(
         checkpoint: The model.
         batches: The examples.
         out: The folder; new, empty, or with moments of this model and these examples.
-        keep: The number format of activations between blocks.
+        keep: How activations wait between blocks.
         report: Is told of progress.
 
     Returns:

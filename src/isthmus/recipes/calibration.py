@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +20,8 @@ class Calibration(BaseModel):
         examples: How many to choose at random.
         tokens: Longer texts are cut after so many.
         seed: Another seed, another choice.
+        activations: Of all models: how activations wait between blocks, in memory as float32 or bfloat16,
+            or on disk.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -29,6 +31,7 @@ class Calibration(BaseModel):
     examples: int | None = Field(default=None, ge=1)
     tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
+    activations: Literal["float32", "bfloat16", "disk"] | None = None
 
     def plain(self) -> dict[str, Any]:
         """What is given, as in YAML."""
@@ -70,6 +73,13 @@ def read_calibration(raw: Any, path: KeyPath, problems: Problems) -> Calibration
             "Write `calibration: examples.jsonl`.",
         )
         return None
+    if len(path) > 1 and raw.get("activations") is not None:
+        problems.add(
+            (*path, "activations"),
+            "activations is one value for all models",
+            "Move it to `calibration:` at the top level.",
+        )
+        return None
     try:
         return Calibration.model_validate({k: v for k, v in raw.items() if v is not None})
     except ValidationError as error:
@@ -84,7 +94,11 @@ def read_calibration(raw: Any, path: KeyPath, problems: Problems) -> Calibration
                     f"unknown key {key!r} of calibration; {hint or f'known are {known}'}",
                 )
                 continue
-            wanted = {"int_type": "a whole number", "greater_than_equal": "1 or more"}
+            wanted = {
+                "int_type": "a whole number",
+                "greater_than_equal": "1 or more",
+                "literal_error": detail.get("ctx", {}).get("expected"),
+            }
             words = wanted.get(detail["type"], "text")
             problems.add((*path, key), f"{key} must be {words}, not {detail['input']!r}")
         return None
