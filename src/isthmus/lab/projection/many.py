@@ -18,11 +18,13 @@ class Variant:
         group: Its kind.
         contest: Its method.
         trial: Scale and density.
+        without: Families of encoders that would take hours for it.
     """
 
     group: str
     contest: ModelContest
     trial: Trial = field(default_factory=Trial)
+    without: tuple[str, ...] = ()
 
 
 def _heuristics() -> Iterator[Variant]:
@@ -61,7 +63,7 @@ def _bases() -> Iterator[Variant]:
             name = f"{basis}, {constraint}"
             yield Variant("projection", projection(name, sequential=False, **settings))
     box = projection("columns, box", sequential=False, basis="columns", constraint="box")
-    yield Variant("projection", box)
+    yield Variant("projection", box, without=("text",))
     for basis in ("columns", "optimal"):
         for ridge in (0.01, 1.0):
             name = f"{basis}, ridge {ridge:g}"

@@ -19,7 +19,7 @@ from isthmus.lab.evaluate import Accuracies, Row, normalise
 from isthmus.lab.machine import environment, let_threads_sleep, torch_threads
 from isthmus.lab.memory import Memory
 from isthmus.lab.progress import Narrator
-from isthmus.lab.projection.contests import CONTESTS, ModelContest
+from isthmus.lab.projection.contests import CONTESTS, ModelContest, narrowed
 from isthmus.lab.projection.many import MANY, Variant
 from isthmus.lab.projection.results import (
     Checks,
@@ -87,8 +87,9 @@ def run_projection(
             folder = kept / f"seed-{seed}"
             workshop = Workshop(base, folder, settings.at(seed), narrator, encoder)
             run = _Seed(workshop, folder, tasks, memory, settings, seed, narrator)
-            correlated = () if seeds else variants
-            seeds.append(run.results(contests, correlated, merge))
+            correlated = () if seeds else [v for v in variants if v.contest.suits(settings.family)]
+            compared = [contest for contest in contests if contest.suits(settings.family)]
+            seeds.append(run.results(compared, correlated, merge))
             results = ProjectionResults(
                 settings=settings,
                 classes={name: task.classes for name, task in tasks.items()},
@@ -237,6 +238,8 @@ class _Seed:
             distance = FeatureDistance(self._encoder, self._experts, examples, lengths)
         found = []
         for variant in variants:
+            if self._settings.family in variant.without:
+                continue
             with (
                 self._narrator.stage(f"Correlation: {variant.contest.name}"),
                 TemporaryDirectory(prefix="isthmus-") as scratch,
@@ -262,6 +265,8 @@ class _Seed:
         return tuple(found)
 
     def _recipe(self, contest: ModelContest, trial: Trial) -> dict[str, Any]:
+        if self._settings.family == "text":
+            contest = narrowed(contest)
         return contest.recipe(self._base, self._experts, self._calibrations, trial, self._seed)
 
 

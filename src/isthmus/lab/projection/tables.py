@@ -15,6 +15,7 @@ from isthmus.lab.candidates import listed
 from isthmus.lab.progress import Narrator
 from isthmus.lab.projection.digits_results import FAMILIES, DigitsResults
 from isthmus.lab.projection.language_settings import LanguageResults
+from isthmus.lab.projection.many import MANY
 from isthmus.lab.projection.results import Checks, Merged, ProjectionResults, correlations
 from isthmus.lab.tables import USUAL_ACCURACY
 
@@ -125,9 +126,20 @@ def remarks(results: ProjectionResults) -> Iterator[str]:
     if results.many:
         many = results.many
         yield f"Over {len(many)} merges, Spearman's correlation with accuracy: {_told(many)}."
-        for group in dict.fromkeys(merge.group for merge in many):
-            some = [merge for merge in many if merge.group == group]
+        for group, some in grouped(many).items():
             yield f"Of these, {len(some)} {group}: {_told(some)}."
+
+
+def grouped(many: Sequence[Merged]) -> dict[str, list[Merged]]:
+    """Merges by kind, and without and with those that compute inputs anew with what is merged."""
+    anew = {variant.contest.name for variant in MANY if variant.contest.reads == "examples"}
+    groups = {
+        "that are not sequential": [merge for merge in many if merge.name not in anew],
+        "sequential": [merge for merge in many if merge.name in anew],
+    }
+    for merge in many:
+        groups.setdefault(merge.group, []).append(merge)
+    return {name: some for name, some in groups.items() if len(some) > 2}
 
 
 def checked(checks: Checks) -> str:
