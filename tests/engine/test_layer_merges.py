@@ -449,6 +449,19 @@ def test_nan_in_an_expert(family, tmp_path):
         isthmus.merge(made, tmp_path / "out")
 
 
+def test_a_disk_that_holds_the_model_but_not_its_layers(family, tmp_path, monkeypatch):
+    """Layers wait in float32 beside the output; both must fit."""
+    size = (family / "bert" / "base" / "model.safetensors").stat().st_size
+    with isthmus.plan(recipe(family)) as plan:
+        layers = plan.stage.bytes_kept
+        needed = plan.bytes_to_write + plan.small_files
+    assert layers > 0.5 * size
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - layers // 2))
+    with pytest.raises(PlanError, match="the disk of"):
+        isthmus.merge(recipe(family), tmp_path / "out")
+
+
 def test_a_basis_for_no_layer(family, tmp_path):
     with pytest.raises(PlanError, match="no linear layer"):
         isthmus.merge(recipe(family, basis="none"), tmp_path / "out")

@@ -67,6 +67,14 @@ class LayerStage:
         content = [examples, rules, self.sequential, self.own_targets, precision]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def bytes_kept(self) -> int:
+        """All layers in the precision of the merge, and a record of each."""
+        infos = [(plan, self.donor.tensors[name]) for plan in self.plans for name in plan.tensors]
+        weights = sum(info.numel * (8 if plan.wide else 4) for plan, info in infos)
+        scales = 8 * len(self.experts) * sum(max(info.shape, default=1) for _, info in infos)
+        return weights + (scales if self.for_adapters else 0) + 2**12 * len(self.plans)
+
     def run(self, folder: Path, progress: Progress) -> StageReport:
         """Merge the layers that are not in the folder yet."""
         from isthmus.models.layer_merges import LayerMerges

@@ -112,10 +112,13 @@ class Plan:
 
     @property
     def small_files(self) -> int:
-        """Bytes to keep free for all that is not weights: journal, index, manifest, tokenizer."""
+        """Bytes to keep free for all else: journal, index, manifest, tokenizer, layers that wait."""
         outputs = [info for task in self.tasks for info in task.outputs]
         texts = sum(map(len, self.texts.values()))
-        return 2**20 + 1000 * len(outputs) + 4 * sum(len(i.name) for i in outputs) + 4 * texts
+        kept = 0 if self.stage is None else self.stage.bytes_kept
+        return (
+            2**20 + 1000 * len(outputs) + 4 * sum(len(i.name) for i in outputs) + 4 * texts + kept
+        )
 
     def peak_memory(self, workers: int) -> int:
         """Bytes of arrays in memory at once, beside the interpreter's own.

@@ -53,6 +53,10 @@ class Stage(Protocol):
     def peak_memory(self) -> int:
         """Bytes of matrices in memory at once; activations come on top."""
 
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes on disk until the merge is finished."""
+
     def run(self, folder: Path, progress: Progress) -> StageReport:
         """Merge what is not in the folder yet.
 
