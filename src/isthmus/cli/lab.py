@@ -30,6 +30,7 @@ class Experiment(Enum):
     VISION = "vision"
     TEXT = "text"
     LANGUAGE = "language"
+    SMOLLM2 = "smollm2"
 
 
 def _numbers(text: str) -> str:
@@ -100,7 +101,7 @@ def projection(
         Experiment,
         typer.Option(
             help="digits: one layer on MNIST; vision: a vision transformer; text: MiniLM; "
-            "language: a small Llama."
+            "language: a small Llama, trained here; smollm2: SmolLM2-135M, some 40 minutes a seed."
         ),
     ],
     seeds: Annotated[

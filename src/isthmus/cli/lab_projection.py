@@ -13,7 +13,7 @@ def run(experiment: str, seeds: tuple[int, ...], out: Path, cache: Path, *, quic
     """Run an experiment and write its report.
 
     Args:
-        experiment: ``digits``, ``vision``, ``text`` or ``language``.
+        experiment: ``digits``, ``vision``, ``text``, ``language`` or ``smollm2``.
         seeds: Of the experiment.
         out: Where results and report go.
         cache: Where data is, and where models are kept.
@@ -27,17 +27,20 @@ def run(experiment: str, seeds: tuple[int, ...], out: Path, cache: Path, *, quic
         if quick:
             digits = replace(digits, experts=(2, 5), calibration=(128,), tries=3, test=1000)
         page = digits_page(run_all_digits(out, cache=cache, settings=digits))
-    elif experiment == "language":
+    elif experiment in {"language", "smollm2"}:
+        from isthmus.lab.projection.contests import CONTESTS, LARGE
         from isthmus.lab.projection.language import run_language
         from isthmus.lab.projection.language_settings import LanguageSettings
 
-        language = LanguageSettings(seeds=seeds)
+        large = experiment == "smollm2"
+        language = LanguageSettings.smollm2(seeds) if large else LanguageSettings(seeds=seeds)
         page = language_page(
             run_language(
                 out,
                 merge=isthmus.merge,
                 cache=cache,
                 settings=language.quick() if quick else language,
+                contests=LARGE if large else CONTESTS,
             )
         )
     else:

@@ -120,6 +120,12 @@ _NARROW = (
 )
 
 
+LARGE = tuple(
+    contest for contest in CONTESTS if contest.constants.get("basis") not in {"scalar", "columns"}
+)
+"""Those that are worth their time on a model of a hundred million parameters."""
+
+
 def narrowed(contest: ModelContest) -> ModelContest:
     """The same, but rows instead of columns in MiniLM's layers of 1,536 inputs.
 

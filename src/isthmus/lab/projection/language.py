@@ -1,7 +1,6 @@
 """A causal language model fine-tuned on three domains, merged by every method, judged by perplexity.
 
-The base is a small Llama that is trained here: it needs no weights from elsewhere, and goes through the
-same code as any other causal language model.
+The base is SmolLM2-135M, or a small Llama that is trained here in a minute and goes through the same code.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from isthmus.lab.projection.language_settings import (
     LanguageSettings,
 )
 from isthmus.lab.projection.results import Checks, read_report
+from isthmus.lab.projection.smollm2 import smollm2
 from isthmus.lab.projection.tables import language_grid, language_remarks, tell
 from isthmus.lab.text import Corpus, unique
 from isthmus.lab.tuning import Trial, tune
@@ -102,7 +102,10 @@ def run_language(
         )
     kept = cache / "lab-projection" / "language"
     with torch_threads(settings.threads):
-        base = _base(corpora, settings, kept, narrator)
+        if settings.base == "smollm2":
+            base, kept = smollm2(kept, narrator), kept / "of-smollm2"
+        else:
+            base = _base(corpora, settings, kept, narrator)
         opened = LanguageModel.load(base, settings.length)
         seeds: list[LanguageSeed] = []
         for seed in settings.seeds:
