@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from isthmus.checkpoints import open_checkpoint
-from isthmus.errors import CalibrationError, CheckpointError, OutputError
+from isthmus.errors import CalibrationError, OutputError
 from isthmus.models.calibration import calibrate
 from isthmus.models.states import Keep
 from isthmus.models.store import StoredMoments, store_moments
@@ -161,8 +161,45 @@ def test_a_truncated_or_changed_part(model, out):
     part = out / "part-00000.safetensors"
     content = part.read_bytes()
     part.write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match="part-00000"):
+    with pytest.raises(CalibrationError, match=r"part-00000.*\n.*run isthmus calibrate again"):
         stored[weight]
     save_file({"other": torch.zeros(2)}, part)
     with pytest.raises(CalibrationError, match=r"no square matrix model\.layers\.0"):
         stored[weight]
+    part.unlink()
+    with pytest.raises(CalibrationError, match=r"part-00000.*\n.*run isthmus calibrate again"):
+        stored[weight]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1.0])
+def test_a_matrix_whose_constant_does_not_count(value, model, out):
+    stored, _ = store(model, out)
+    weight = next(iter(stored))
+    part = out / "part-00000.safetensors"
+    grams = load_file(part)
+    grams[weight][-1, -1] = value
+    save_file(grams, part)
+    with pytest.raises(CalibrationError, match=f"part-00000.safetensors: the matrix {weight}"):
+        stored[weight]
+
+
+@pytest.mark.parametrize("count", [0, -5, 1_000_000])
+def test_another_number_of_inputs(count, model, out):
+    stored, _ = store(model, out)
+    weight = next(iter(stored))
+    described = json.loads((out / "calibration.json").read_text())
+    described["weights"][weight]["count"] = count
+    (out / "calibration.json").write_text(json.dumps(described))
+    with pytest.raises(CalibrationError, match=f"is not one of {count} inputs"):
+        StoredMoments(out)[weight]
+
+
+def test_files_outside_the_folder_are_not_read(model, out):
+    stored, _ = store(model, out)
+    weight = next(iter(stored))
+    (out / "part-00000.safetensors").rename(out.parent / "part-00000.safetensors")
+    described = json.loads((out / "calibration.json").read_text())
+    described["weights"][weight]["file"] = "../part-00000.safetensors"
+    (out / "calibration.json").write_text(json.dumps(described))
+    with pytest.raises(CalibrationError, match="cannot be opened"):
+        StoredMoments(out)[weight]

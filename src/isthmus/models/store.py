@@ -23,7 +23,7 @@ import xxhash
 from isthmus.checkpoints import Checkpoint, atomic_write_text
 from isthmus.checkpoints.atomic import sync_folder
 from isthmus.checkpoints.safetensors_file import SafetensorsFile
-from isthmus.errors import CalibrationError, OutputError
+from isthmus.errors import CalibrationError, CheckpointError, OutputError
 from isthmus.models.calibration import Moments, Report, calibrate_checkpoint
 from isthmus.models.listening import Batch
 from isthmus.models.states import Keep
@@ -33,6 +33,8 @@ DESCRIPTION = "calibration.json"
 FORMAT = 2
 
 _READ = 1 << 22
+
+_AGAIN = "It was changed; remove the folder and run isthmus calibrate again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class StoredMoments(Mapping[str, InputMoments]):
             if found == FORMAT:
                 self.key = ContentKey(**content["key"])
                 self._places = {
-                    name: (str(place["file"]), str(place["tensor"]), int(place["count"]))
+                    name: (Path(place["file"]).name, str(place["tensor"]), int(place["count"]))
                     for name, place in content["weights"].items()
                 }
         except OSError as error:
@@ -131,15 +133,20 @@ class StoredMoments(Mapping[str, InputMoments]):
     def __getitem__(self, weight: str) -> InputMoments:
         file, tensor, count = self._places[weight]
         path = self.folder / file
-        with closing(SafetensorsFile(path)) as opened:
-            info = opened.tensors.get(tensor)
-            if info is None or len(info.shape) != 2 or info.shape[0] != info.shape[1]:
-                raise CalibrationError(
-                    f"{path} has no square matrix {tensor}",
-                    "It was changed; remove the folder and run isthmus calibrate again.",
-                )
-            gram = np.empty(info.numel, np.float64)
-            opened.read(tensor, 0, gram)
+        try:
+            with closing(SafetensorsFile(path)) as opened:
+                info = opened.tensors.get(tensor)
+                if info is None or len(info.shape) != 2 or info.shape[0] != info.shape[1]:
+                    raise CalibrationError(f"{path} has no square matrix {tensor}", _AGAIN)
+                gram = np.empty(info.numel, np.float64)
+                opened.read(tensor, 0, gram)
+        except CheckpointError as error:
+            raise CalibrationError(error.problem, _AGAIN) from error
+        # The last input is a constant 1, whose squares sum to the number of inputs.
+        if not np.isfinite(gram).all() or count < 1 or gram[-1] != count:
+            raise CalibrationError(
+                f"{path}: the matrix {tensor} is not one of {count} inputs", _AGAIN
+            )
         return InputMoments(torch.from_numpy(gram).view(info.shape), count)
 
     def __iter__(self) -> Iterator[str]:
