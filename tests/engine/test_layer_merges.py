@@ -443,10 +443,80 @@ def test_nan_in_an_expert(family, tmp_path):
     tensors = state(broken)
     tensors["bert.encoder.layer.1.output.dense.weight"][3, 4] = torch.nan
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    for sequential in (False, True):
+        made = recipe(family, sequential=sequential)
+        made["models"][1]["model"] = str(broken)
+        with pytest.raises(NonFiniteError, match=r"broken: tensor .*layer\.1\.output.* NaN"):
+            isthmus.merge(made, tmp_path / f"out-{sequential}")
+
+
+def test_nan_in_an_embedding(family, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(family / "bert" / "two", broken)
+    tensors = state(broken)
+    tensors["bert.embeddings.word_embeddings.weight"][30, 0] = torch.nan
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    for sequential in (False, True):
+        made = recipe(family, sequential=sequential)
+        made["models"][1]["model"] = str(broken)
+        with pytest.raises(NonFiniteError, match=r"broken: tensor .*word_embeddings.* NaN"):
+            isthmus.merge(made, tmp_path / f"out-{sequential}")
+
+
+def test_activations_that_overflow_name_the_expert(family, tmp_path):
+    huge = tmp_path / "huge"
+    shutil.copytree(family / "bert" / "two", huge)
+    tensors = state(huge)
+    tensors["bert.encoder.layer.0.output.LayerNorm.weight"][:] = 3e38
+    save_file(tensors, huge / "model.safetensors", {"format": "pt"})
     made = recipe(family, sequential=False)
-    made["models"][1]["model"] = str(broken)
-    with pytest.raises((NonFiniteError, CalibrationError), match="NaN"):
+    made["models"][1]["model"] = str(huge)
+    with pytest.raises(
+        CalibrationError, match=r"huge: .*layer\.1\.attention\.self\.\w+\.weight.*NaN"
+    ):
         isthmus.merge(made, tmp_path / "out")
+
+
+def test_errors_in_examples_name_the_file_and_the_model(family, tmp_path):
+    made = recipe(family)
+    made["calibration"] = {"tokens": 90}
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"text": " ".join(WORDS * 3)}))
+    made["models"][1]["calibration"] = str(long)
+    with pytest.raises(
+        CalibrationError, match=r"long\.jsonl for .*two: .* 78 tokens.*\n.*tokens: 24"
+    ):
+        isthmus.merge(made, tmp_path / "out")
+
+
+def test_statistics_of_layers_of_another_size(family, tmp_path):
+    from isthmus.models.data import calibration_batches
+
+    made = recipe(family, sequential=False)
+    for number, name in enumerate(("one", "two")):
+        with open_checkpoint(str(family / "bert" / name)) as checkpoint:
+            batches = calibration_batches(checkpoint, family / f"{name}.jsonl", tokens=16)
+            store_moments(checkpoint, batches, tmp_path / name)
+        made["models"][number]["calibration"] = str(tmp_path / name)
+    described = json.loads((tmp_path / "two" / "calibration.json").read_text())
+    places = described["weights"]
+    layer = "bert.encoder.layer.0"
+    places[f"{layer}.attention.self.query.weight"] = places[f"{layer}.output.dense.weight"]
+    (tmp_path / "two" / "calibration.json").write_text(json.dumps(described))
+    with pytest.raises(MethodError, match=r"layer\.0\.attention\.self\.query.*inputs of size 24"):
+        isthmus.merge(made, tmp_path / "out")
+
+
+def test_all_weights_zero(family, tmp_path):
+    with pytest.raises(PlanError, match=r"all models are 0\n.*a weight above 0"):
+        isthmus.merge(recipe(family, weight=0), tmp_path / "out")
+
+
+def test_a_simplex_by_the_networks_output(family, tmp_path):
+    made = recipe(family, objective="network", basis="blocks", constraint="simplex")
+    with pytest.raises(PlanError, match="simplex"):
+        isthmus.merge(made, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_disk_that_holds_the_model_but_not_its_layers(family, tmp_path, monkeypatch):

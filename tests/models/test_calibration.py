@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from isthmus.errors import CalibrationError
+from isthmus.errors import CalibrationError, NonFiniteError
 from isthmus.models.blocks import find_blocks, given_blocks
 from isthmus.models.calibration import calibrate, calibrate_parts
 from isthmus.models.states import Keep
@@ -180,10 +180,21 @@ def test_a_plain_network_with_named_blocks():
         same(merged[f"{name}.weight"], gram, counts[name])
 
 
-def test_nan_in_the_activations_names_the_layer(tmp_path):
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nan_in_the_weights_names_the_tensor(value, tmp_path):
+    folder = saved(tmp_path, "llama")
+    name = "model.layers.1.post_attention_layernorm.weight"
+    state = load_file(folder / "model.safetensors")
+    state[name][0] = value
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(NonFiniteError, match=f"{folder}: tensor {name} holds NaN"):
+        calibrate(str(folder), padded(sequences()))
+
+
+def test_activations_that_overflow_name_the_layer(tmp_path):
     folder = saved(tmp_path, "llama")
     state = load_file(folder / "model.safetensors")
-    state["model.layers.1.post_attention_layernorm.weight"][0] = torch.nan
+    state["model.layers.1.post_attention_layernorm.weight"][:] = 3e38
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CalibrationError, match=r"layers\.1\.mlp\.\w+_proj\.weight: .*NaN"):
         calibrate(str(folder), padded(sequences()))

@@ -80,6 +80,11 @@ def _network_stage(
             f"basis: {basis} has a coefficient for every place of a layer, too many for objective: network",
             f"Write basis: {', '.join(GROUPINGS)}, or objective: layer.",
         )
+    if said("constraint") == "simplex" and basis != "scalar":
+        raise PlanError(
+            f"a simplex does not go with basis: {basis}, whose coefficients of all groups would sum to one",
+            "Write constraint: box, or basis: scalar.",
+        )
     weights = _one_tuple(settings)
     return NetworkStage(
         donor=donor,
@@ -121,7 +126,7 @@ def _layer_stage(
     if not plans:
         raise PlanError(
             f"no linear layer of {donor.label} is left for {method.name}",
-            "See that a basis other than none matches some; isthmus plan --tensors lists names.",
+            "See that a basis other than none matches some; --dry-run --all lists all names with basis: scalar.",
         )
     if updated is not None:
         _require_span(plans)

@@ -41,7 +41,10 @@ class Calibrated(Method):
         Raises:
             MethodError: naming the parameter.
         """
-        divisor(numbers(settings, "weight"), normalize=True)
+        if not any(numbers(settings, "weight")):
+            raise MethodError(
+                "the weights of all models are 0", "Give at least one model a weight above 0."
+            )
         for name in ("group", "directions", "sweeps"):
             value = settings.shared.get(name)
             if value is not None and float(value) % 1:

@@ -51,7 +51,7 @@ def text_batches(
     if longest is not None and len(rows[0]) > longest:
         raise CalibrationError(
             f"a calibration example has {len(rows[0])} tokens; the model takes {longest}",
-            f"Cut examples shorter: --tokens {longest}.",
+            f"Cut examples shorter: tokens: {longest} in a recipe, --tokens {longest} for isthmus calibrate.",
         )
     size = described.get("vocab_size")
     largest = max(map(max, rows))

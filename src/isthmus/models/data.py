@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,9 @@ def calibration_batches(
     folder = _folder(checkpoint.path)
     if _sees_alone(config):
         images = sample_images(read_images(data), examples, seed)
-        return image_batches(images, config, _processor(folder))
+        processor = _processor(folder)
+        with _about(data, checkpoint):
+            return image_batches(images, config, processor)
     if not data.exists() and is_dataset_name(str(data)):
         found = read_hub_examples(str(data), column)
     else:
@@ -63,7 +66,20 @@ def calibration_batches(
     chosen = sample_examples(found, examples, seed)
     if lender is not None and lender.path is not None and not _has_tokenizer(folder):
         folder = _folder(lender.path)
-    return text_batches(chosen, _tokenizer(folder), config, tokens)
+    tokenizer = _tokenizer(folder)
+    with _about(data, checkpoint):
+        return text_batches(chosen, tokenizer, config, tokens)
+
+
+@contextmanager
+def _about(data: Path, checkpoint: Checkpoint) -> Iterator[None]:
+    """Errors name the data and the model, of which a merge has several."""
+    try:
+        yield
+    except CalibrationError as error:
+        raise CalibrationError(
+            f"{data} for {checkpoint.label}: {error.problem}", error.cure
+        ) from error
 
 
 def _folder(path: Path) -> Path:

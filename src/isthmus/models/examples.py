@@ -228,7 +228,7 @@ def example_of(row: Any, column: str | None, place: str) -> Example | None:
     if name is None or name not in row:
         raise CalibrationError(
             f"{place} has no column {name or TEXT!r}; it has {', '.join(map(repr, row)) or 'none'}",
-            "Name the column of the texts (--column).",
+            "Name the column of the texts: column: NAME in a recipe, --column for isthmus calibrate.",
         )
     value = row[name]
     if value is None:

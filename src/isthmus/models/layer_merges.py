@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.checkpoints import Checkpoint
-from isthmus.errors import MethodError
+from isthmus.errors import CalibrationError, MethodError
 from isthmus.models.calibration import Report, calibrate_checkpoint
 from isthmus.models.layers import Layer
 from isthmus.models.listening import Batch
@@ -105,7 +106,8 @@ class LayerMerges:
         for plan in self.plans:
             found = [one.of(name) for one, name in zip(inputs, plan.weights_of, strict=True)]
             if not self.solved.has(plan.number):
-                self._solve_apart(plan, found)
+                with _naming(plan):
+                    self._solve_apart(plan, found)
 
     def in_sequence(
         self,
@@ -137,7 +139,8 @@ class LayerMerges:
             for layer in shared.layers:
                 plan = planned.get(layer.weight)
                 if plan is not None and not self.solved.has(plan.number):
-                    self._solve_shared(plan, shared, own_targets=own_targets)
+                    with _naming(plan):
+                        self._solve_shared(plan, shared, own_targets=own_targets)
 
         run_in_lockstep(view, self.experts, examples, solve, keep=self.keep, report=report)
         for plan in self.plans:
@@ -176,10 +179,7 @@ class LayerMerges:
         moments: Sequence[InputMoments],
         weights: Sequence[float],
     ) -> None:
-        try:
-            found = merge_layer(plan.rule, tau, objective, moments, weights, plan.seeds)
-        except MethodError as error:
-            raise MethodError(f"{plan.layer.weight}: {error.problem}", error.cure) from error
+        found = merge_layer(plan.rule, tau, objective, moments, weights, plan.seeds)
         self._keep(plan, base + found.correction, _record(plan, found), found.multipliers)
 
     def _average(self, plan: LayerPlan) -> None:
@@ -214,6 +214,15 @@ class LayerMerges:
         return base_and_task_vectors(self.donor, self.experts, plan.layer, plan.weights_of, biases)
 
 
+@contextmanager
+def _naming(plan: LayerPlan) -> Iterator[None]:
+    """Errors of the mathematics name the layer."""
+    try:
+        yield
+    except MethodError as error:
+        raise MethodError(f"{plan.layer.weight}: {error.problem}", error.cure) from error
+
+
 class _Steps:
     """One count for several models that are run in turn."""
 
@@ -234,13 +243,19 @@ class _Inputs:
             self._parts = iter([examples])
         else:
             self._parts = calibrate_checkpoint(expert, examples, keep=keep, report=step)
+        self._label = expert.label
         self._known: set[str] = set()
         self._part: Mapping[str, InputMoments] = {}
 
     def of(self, name: str) -> InputMoments | None:
         """Those of a weight; None if the examples do not reach it."""
         while name not in self._part and name not in self._known:
-            part = next(self._parts, None)
+            try:
+                part = next(self._parts, None)
+            except CalibrationError as error:
+                if error.problem.startswith(self._label):
+                    raise
+                raise CalibrationError(f"{self._label}: {error.problem}", error.cure) from error
             if part is None:
                 return None
             self._known |= set(self._part)

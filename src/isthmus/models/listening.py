@@ -62,7 +62,7 @@ def add_inputs(moments: InputMoments, weight: str, inputs: Tensor) -> None:
     except MethodError as error:
         raise CalibrationError(
             f"{weight}: {error.problem}",
-            "Look for NaN in the weights (isthmus inspect), or leave out the examples.",
+            "Activations overflow, or weights are not finite; leave out the model or these examples.",
         ) from error
 
 

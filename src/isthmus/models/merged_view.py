@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.checkpoints import Checkpoint
+from isthmus.errors import NonFiniteError
 from isthmus.models.solved import SolvedLayers
 from isthmus.typing import FloatArray, StorageArray
 
@@ -68,6 +69,11 @@ class MergedView(Checkpoint):
         total = np.zeros(out.shape, np.float64)
         for expert, own, weight in zip(self._experts, mean.names, mean.weights, strict=True):
             expert.read(own, start, row)
+            if not np.isfinite(row).all():
+                raise NonFiniteError(
+                    f"{expert.label}: tensor {own} holds NaN or infinity",
+                    "A merge would spread it over the model. Leave this model out, or repair it.",
+                )
             total += weight * row.astype(np.float64)
         out[...] = total / sum(mean.weights)
 

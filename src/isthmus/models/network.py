@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.checkpoints import Checkpoint, align_names
-from isthmus.errors import CalibrationError
+from isthmus.errors import CalibrationError, NonFiniteError
 
 
 def empty_network(checkpoint: Checkpoint) -> nn.Module:
@@ -83,6 +83,7 @@ class Weights:
 
         Raises:
             CalibrationError: if the checkpoint lacks one, or has another shape.
+            NonFiniteError: if one holds NaN or infinity.
         """
         slots = [
             (module, key, f"{name}.{key}" if name else key)
@@ -98,7 +99,9 @@ class Weights:
                 source = self.source(name)
                 if source not in numbers:
                     shape = tuple(module._parameters[key].shape)  # type: ignore[union-attr]
-                    numbers[source] = nn.Parameter(self._read(name, shape), requires_grad=False)
+                    numbers[source] = nn.Parameter(
+                        self._read_finite(name, shape), requires_grad=False
+                    )
                 module._parameters[key] = numbers[source]
             yield
         finally:
@@ -109,12 +112,12 @@ class Weights:
         """Read the own parameters of these modules again, which are loaded at the time.
 
         Raises:
-            CalibrationError: as `loaded` does.
+            CalibrationError, NonFiniteError: as `loaded` does.
         """
         for name in modules:
             for key, parameter in self._network.get_submodule(name)._parameters.items():
                 if parameter is not None:
-                    parameter.copy_(self._read(f"{name}.{key}", tuple(parameter.shape)))
+                    parameter.copy_(self._read_finite(f"{name}.{key}", tuple(parameter.shape)))
 
     def source(self, name: str) -> str:
         """The tensor in the checkpoint for a parameter.
@@ -130,6 +133,16 @@ class Weights:
                 "the model with save_pretrained from the class that config.json names.",
             )
         return self.stored[name]
+
+    def _read_finite(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        # A buffer may hold infinity, as masks of attention do.
+        numbers = self._read(name, shape)
+        if not numbers.isfinite().all():
+            raise NonFiniteError(
+                f"{self._checkpoint.label}: tensor {self.source(name)} holds NaN or infinity",
+                "A model that is run on calibration data must be finite. Repair it, or leave it out.",
+            )
+        return numbers
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         source = self.source(name)

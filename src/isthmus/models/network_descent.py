@@ -88,8 +88,8 @@ def descend(
             residual = _residual(quadratic, d, slope[0], constraint, ridge)
             if residual > CONVERGED:
                 notes.append(
-                    f"sweep {len(values)} lowered the error by no step, however small; the network "
-                    "is too far from linear there, or float32 from exact"
+                    f"not converged (residual {residual:.1e}): sweep {len(values)} lowered the error by no "
+                    "step, however small; the network is too far from linear there, or float32 from exact"
                 )
             break
         d, value = nearer
