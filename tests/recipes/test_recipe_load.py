@@ -159,6 +159,17 @@ def test_parameters_of_the_base_are_noted():
     )
 
 
+def test_calibration_of_the_base_is_noted():
+    recipe = load_recipe(
+        "merge_method: projection\nbase_model: b\nmodels:\n"
+        "  - model: b\n    calibration: b.jsonl\n"
+        "  - model: a\n    calibration: a.jsonl\n"
+    )
+    assert names(recipe) == ["a"]
+    (note,) = recipe.notes
+    assert note.startswith("recipe:5: calibration of the base model has no effect with projection")
+
+
 def test_passthrough_with_one_model_switched_off_in_part():
     recipe = load_recipe(
         "merge_method: passthrough\nmodels:\n- model: a\n  parameters:\n"

@@ -432,11 +432,14 @@ class _Check:
                 )
             return
         for index, entry in enumerate(recipe.models):
-            if entry.model == recipe.base_model and entry.parameters:
-                path: KeyPath = ("models", index, "parameters")
+            if entry.model != recipe.base_model:
+                continue
+            given = {"parameters": entry.parameters, "calibration": entry.calibration}
+            for key in (key for key, value in given.items() if value):
+                path: KeyPath = ("models", index, key)
                 line = self.document.line(path)
                 where = f"{self.document.name}:{line}" if line else self.document.name
                 yield (
-                    f"{where}: parameters of the base model have no effect with "
-                    f"{recipe.merge_method} ({show(path)})."
+                    f"{where}: {key} of the base model {'have' if key == 'parameters' else 'has'} no effect "
+                    f"with {recipe.merge_method} ({show(path)})."
                 )
