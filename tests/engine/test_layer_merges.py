@@ -532,6 +532,58 @@ def test_a_disk_that_holds_the_model_but_not_its_layers(family, tmp_path, monkey
         isthmus.merge(recipe(family), tmp_path / "out")
 
 
+def others(kind: str, root: Path) -> dict:
+    """A recipe for tiny networks of another kind."""
+    import transformers as t
+
+    for name, seed in (("base", None), ("one", 1), ("two", 2)):
+        torch.manual_seed(0)
+        if kind == "mamba":
+            shape = {"hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 4}
+            made = t.MambaForCausalLM(t.MambaConfig(vocab_size=40, **shape))
+        else:
+            shape = {"d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+            made = t.T5ForConditionalGeneration(t.T5Config(vocab_size=40, **shape))
+        (made if seed is None else near(made, seed)).save_pretrained(root / kind / name)
+        add_tokenizer(root / kind / name, WORDS)
+    for seed, name in enumerate(("one", "two")):
+        lines = [json.dumps({"text": text}) for text in texts(seed)]
+        (root / f"{name}.jsonl").write_text("\n".join(lines))
+    return recipe(root, kind)
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_a_layer_that_is_never_called_does_not_hide_those_after_it(sequential, tmp_path):
+    """Mamba multiplies by the weight of dt_proj itself, in the middle of each block."""
+    made = others("mamba", tmp_path)
+    made["parameters"] = {"sequential": sequential}
+    isthmus.merge(made, tmp_path / "out")
+    layers = json.loads((tmp_path / "out" / "projection.json").read_text())["layers"]
+    assert len(layers) == 8
+    for name, found in layers.items():
+        assert ("initial" in found) == ("dt_proj" not in name), name
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_an_encoder_decoder(sequential, tmp_path):
+    made = others("t5", tmp_path)
+    made["parameters"] = {"sequential": sequential}
+    with pytest.raises(CalibrationError, match="T5ForConditionalGeneration is an encoder-decoder"):
+        isthmus.merge(made, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_network_that_fails_on_its_examples(family, tmp_path, monkeypatch):
+    from transformers.models.bert.modeling_bert import BertEmbeddings
+
+    def fail(*_, **__):
+        raise ValueError("no such position")
+
+    monkeypatch.setattr(BertEmbeddings, "forward", fail)
+    with pytest.raises(CalibrationError, match="cannot be run on the examples: no such position"):
+        isthmus.merge(recipe(family), tmp_path / "out")
+
+
 def test_a_basis_for_no_layer(family, tmp_path):
     with pytest.raises(PlanError, match="no linear layer"):
         isthmus.merge(recipe(family, basis="none"), tmp_path / "out")

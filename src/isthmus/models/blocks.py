@@ -32,8 +32,13 @@ def find_blocks(model: nn.Module) -> Blocks:
     longest. Parameters may be on the meta device.
 
     Raises:
-        CalibrationError: if there is no such list.
+        CalibrationError: if there is no such list, or one of an encoder and one of a decoder.
     """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise CalibrationError(
+            f"{type(model).__name__} is an encoder-decoder, whose blocks do not run in one row",
+            "Encoders, decoders and vision transformers can be run on calibration data.",
+        )
     candidates = {
         name: module
         for name, module in model.named_modules()
@@ -44,7 +49,7 @@ def find_blocks(model: nn.Module) -> Blocks:
     if not candidates:
         raise CalibrationError(
             f"{type(model).__name__} has no repeated blocks: no ModuleList of modules of one class",
-            "Name its blocks yourself, in the order in which they run.",
+            "In Python, calibrate_parts takes their names; projection with objective: network needs none.",
         )
     best = max(candidates, key=lambda name: (_size(candidates[name]), len(candidates[name])))
     prefix = f"{best}." if best else ""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus.errors import CalibrationError
+from isthmus.errors import CalibrationError, IsthmusError
 from isthmus.models.blocks import Blocks
 from isthmus.models.listening import Batch, Enough
 from isthmus.models.network import Weights
@@ -199,7 +199,8 @@ class BlockRun:
     def _not_in_blocks(self, reason: str) -> CalibrationError:
         return CalibrationError(
             f"{type(self.network).__name__} cannot be run block by block: {reason}",
-            f"The blocks taken are {self.blocks.names[0]} to {self.blocks.names[-1]}; name others.",
+            f"The blocks taken are {self.blocks.names[0]} to {self.blocks.names[-1]}. In Python, "
+            "calibrate_parts takes others; projection with objective: network needs none.",
         )
 
     def _forward(self, batch: Batch) -> None:
@@ -210,6 +211,13 @@ class BlockRun:
             self.network(**keywords)
         except Enough:
             return
+        except IsthmusError:
+            raise
+        except Exception as error:  # whatever a library makes of somebody's model
+            raise CalibrationError(
+                f"{type(self.network).__name__} cannot be run on the examples: {error}",
+                "See that Transformers runs the model on texts or images alone.",
+            ) from error
 
     @contextmanager
     def _instead(self, forwards: Sequence[Callable[..., Any]]) -> Iterator[None]:

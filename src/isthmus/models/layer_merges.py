@@ -99,15 +99,17 @@ class LayerMerges:
             _passes(expert, own) for expert, own in zip(self.experts, examples, strict=True)
         )
         step = _Steps(report, total)
-        inputs = [
-            _Inputs(expert, own, self.keep, step)
+        parts = [
+            _parts(expert, own, self.keep, step)
             for expert, own in zip(self.experts, examples, strict=True)
         ]
-        for plan in self.plans:
-            found = [one.of(name) for one, name in zip(inputs, plan.weights_of, strict=True)]
-            if not self.solved.has(plan.number):
-                with _naming(plan):
-                    self._solve_apart(plan, found)
+        for side_by_side in _rounds(parts):
+            for plan in self.plans:
+                named = list(zip(side_by_side, plan.weights_of, strict=True))
+                if not self.solved.has(plan.number) and all(name in part for part, name in named):
+                    with _naming(plan):
+                        self._solve_apart(plan, [part[name] for part, name in named])
+        self._average_rest()
 
     def in_sequence(
         self,
@@ -143,17 +145,11 @@ class LayerMerges:
                         self._solve_shared(plan, shared, own_targets=own_targets)
 
         run_in_lockstep(view, self.experts, examples, solve, keep=self.keep, report=report)
-        for plan in self.plans:
-            if not self.solved.has(plan.number):
-                self._average(plan)
+        self._average_rest()
 
-    def _solve_apart(self, plan: LayerPlan, inputs: Sequence[InputMoments | None]) -> None:
-        moments = [one for one in inputs if one is not None]
-        if len(moments) < len(inputs):
-            self._average(plan)
-            return
+    def _solve_apart(self, plan: LayerPlan, inputs: Sequence[InputMoments]) -> None:
         base, tau = self._matrices(plan)
-        moments = [_sized(one, tau.shape[2]) for one in moments]
+        moments = [_sized(one, tau.shape[2]) for one in inputs]
         weights = _per_input(plan.weights, moments)
         self._merge(plan, base, tau, expert_objective(tau, moments, weights), moments, weights)
 
@@ -181,6 +177,11 @@ class LayerMerges:
     ) -> None:
         found = merge_layer(plan.rule, tau, objective, moments, weights, plan.seeds)
         self._keep(plan, base + found.correction, _record(plan, found), found.multipliers)
+
+    def _average_rest(self) -> None:
+        for plan in self.plans:
+            if not self.solved.has(plan.number):
+                self._average(plan)
 
     def _average(self, plan: LayerPlan) -> None:
         """What stands for a layer that the examples do not reach."""
@@ -234,33 +235,35 @@ class _Steps:
         self._report(self._done, self._total)
 
 
-class _Inputs:
-    """Moments of an expert's layers, asked for in the order of the network."""
+def _parts(
+    expert: Checkpoint, examples: Examples, keep: Keep, step: _Steps
+) -> Iterator[Mapping[str, InputMoments]]:
+    """Moments of an expert's layers, block by block where they are computed."""
+    if isinstance(examples, StoredMoments):
+        yield examples
+        return
+    try:
+        yield from calibrate_checkpoint(expert, examples, keep=keep, report=step)
+    except CalibrationError as error:
+        if error.problem.startswith(expert.label):
+            raise
+        raise CalibrationError(f"{expert.label}: {error.problem}", error.cure) from error
 
-    def __init__(self, expert: Checkpoint, examples: Examples, keep: Keep, step: _Steps) -> None:
-        self._parts: Iterator[Mapping[str, InputMoments]]
-        if isinstance(examples, StoredMoments):
-            self._parts = iter([examples])
-        else:
-            self._parts = calibrate_checkpoint(expert, examples, keep=keep, report=step)
-        self._label = expert.label
-        self._known: set[str] = set()
-        self._part: Mapping[str, InputMoments] = {}
 
-    def of(self, name: str) -> InputMoments | None:
-        """Those of a weight; None if the examples do not reach it."""
-        while name not in self._part and name not in self._known:
-            try:
-                part = next(self._parts, None)
-            except CalibrationError as error:
-                if error.problem.startswith(self._label):
-                    raise
-                raise CalibrationError(f"{self._label}: {error.problem}", error.cure) from error
-            if part is None:
-                return None
-            self._known |= set(self._part)
-            self._part = part
-        return self._part.get(name)
+def _rounds(
+    experts: Sequence[Iterator[Mapping[str, InputMoments]]],
+) -> Iterator[list[Mapping[str, InputMoments]]]:
+    """The parts of all experts side by side, one of each at a time; the last one stays when others have more."""
+    parts: list[Mapping[str, InputMoments]] = [{} for _ in experts]
+    while True:
+        more = False
+        for number, one in enumerate(experts):
+            part = next(one, None)
+            if part is not None:
+                parts[number], more = part, True
+        if not more:
+            return
+        yield parts
 
 
 def _passes(expert: Checkpoint, examples: Examples) -> int:

@@ -78,5 +78,5 @@ def _real(weight: str, x: Tensor, batch: Batch) -> Tensor:
     raise CalibrationError(
         f"{weight}: inputs of shape {list(x.shape)} do not show which are padding, where the "
         f"attention mask has shape {list(mask.shape)}",
-        "Give batches of examples of equal length.",
+        "Give examples of equal length, such as long texts that tokens cuts.",
     )

@@ -129,8 +129,9 @@ class Weights:
             raise CalibrationError(
                 f"{self._checkpoint.label} has no tensor for {name}, which "
                 f"{type(self._network).__name__} needs",
-                "Transformers would fill it at random, or computes it from several tensors; save "
-                "the model with save_pretrained from the class that config.json names.",
+                "Transformers would fill it at random: save the model with save_pretrained from the class "
+                "that config.json names. Or it joins it of several, as for mixtures of experts: these "
+                "cannot be run here.",
             )
         return self.stored[name]
 

@@ -149,6 +149,9 @@ class StoredMoments(Mapping[str, InputMoments]):
             )
         return InputMoments(torch.from_numpy(gram).view(info.shape), count)
 
+    def __contains__(self, weight: object) -> bool:
+        return weight in self._places
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
