@@ -333,6 +333,33 @@ def test_an_interrupted_merge_goes_on_and_ends_in_the_same_bytes(family, tmp_pat
         assert ours.read_bytes() == theirs.read_bytes()
 
 
+def test_spoilt_layers_of_an_interrupted_merge_are_made_anew(family, tmp_path, monkeypatch):
+    made = recipe(family) | {"name": "same"}
+    isthmus.merge(made, tmp_path / "whole")
+
+    from isthmus.models.solved import SolvedLayers
+
+    add, count = SolvedLayers.add, [0]
+
+    def failing(self, *arguments):
+        count[0] += 1
+        if count[0] == 6:
+            raise KeyboardInterrupt
+        add(self, *arguments)
+
+    monkeypatch.setattr(SolvedLayers, "add", failing)
+    with pytest.raises(KeyboardInterrupt):
+        isthmus.merge(made, tmp_path / "out")
+    folder = tmp_path / "out" / ".isthmus" / "layers"
+    cut, broken, *_ = sorted(folder.glob("*.safetensors"))
+    cut.write_bytes(cut.read_bytes()[:-10])
+    broken.with_suffix(".json").write_text("{")
+    isthmus.merge(made, tmp_path / "out", resume=True)
+    for file in ("model.safetensors", "projection.json"):
+        ours, theirs = (tmp_path / name / file for name in ("out", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
 def test_other_examples_are_another_merge(family, tmp_path, monkeypatch):
     made = recipe(family)
     shutil.copy(family / "one.jsonl", tmp_path / "one.jsonl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from isthmus.checkpoints import atomic_write_text
 from isthmus.checkpoints.safetensors_file import SafetensorsFile
-from isthmus.errors import OutputError
+from isthmus.errors import CheckpointError, OutputError
 from isthmus.typing import FloatArray
 
 MULTIPLIERS = "multipliers"
@@ -23,7 +23,7 @@ MULTIPLIERS = "multipliers"
 
 
 class SolvedLayers:
-    """A file of numbers and a record for every layer; a layer is there when its record is.
+    """A file of numbers and a record for every layer; a layer is there when both are whole.
 
     Args:
         folder: Made if it is missing; what lies there was left by the same merge.
@@ -39,7 +39,11 @@ class SolvedLayers:
         for number in layers:
             path = self._path(number, "json")
             if path.exists():
-                self._records[number] = json.loads(path.read_text(encoding="utf-8"))
+                # What a damaged disk or somebody's hand has spoilt is made anew.
+                with suppress(ValueError, CheckpointError):
+                    record = json.loads(path.read_text(encoding="utf-8"))
+                    SafetensorsFile(self._path(number, "safetensors")).close()
+                    self._records[number] = record
 
     @property
     def complete(self) -> bool:
