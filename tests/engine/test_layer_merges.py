@@ -360,6 +360,32 @@ def test_spoilt_layers_of_an_interrupted_merge_are_made_anew(family, tmp_path, m
         assert ours.read_bytes() == theirs.read_bytes()
 
 
+@pytest.mark.parametrize("content", [None, "{", '{"coefficients": 3}'])
+def test_coefficients_of_the_network_are_kept_unless_spoilt(content, family, tmp_path, monkeypatch):
+    made = recipe(family, objective="network", basis="scalar", sweeps=1) | {"name": "same"}
+    isthmus.merge(made, tmp_path / "whole")
+
+    from isthmus.engine.network_stage import NetworkStage
+    from isthmus.engine.worker import Worker
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "make", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            isthmus.merge(made, tmp_path / "out")
+    kept = tmp_path / "out" / ".isthmus" / "layers" / "network.json"
+    if content is None:
+        monkeypatch.setattr(NetworkStage, "_found", interrupted)
+    else:
+        kept.write_text(content)
+    isthmus.merge(made, tmp_path / "out", resume=True)
+    for file in ("model.safetensors", "projection.json"):
+        ours, theirs = (tmp_path / name / file for name in ("out", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
 def test_other_examples_are_another_merge(family, tmp_path, monkeypatch):
     made = recipe(family)
     shutil.copy(family / "one.jsonl", tmp_path / "one.jsonl")

@@ -80,13 +80,14 @@ class NetworkStage:
         """Find the coefficients, unless the folder has them."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / RESULT
-        if not path.exists():
-            atomic_write_text(path, json.dumps(self._found(progress), indent=1) + "\n")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = _read(path)
+        if found is None:
+            found = self._found(progress)
+            atomic_write_text(path, _text(found))
         self.view.coefficients = {
             name: tuple(values) for name, values in found["coefficients"].items()
         }
-        return StageReport({REPORT: path.read_text(encoding="utf-8")}, tuple(_notes(found)))
+        return StageReport({REPORT: _text(found)}, tuple(_notes(found)))
 
     def multipliers(self, tensor: str) -> Tensor | None:
         """The coefficients of a tensor, shape [K, 1, 1]."""
@@ -123,6 +124,19 @@ class NetworkStage:
             "notes": list(found.notes),
             "coefficients": {name: d.tolist() for name, d in found.coefficients.items()},
         }
+
+
+def _text(found: Mapping[str, Any]) -> str:
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """An earlier run's result; None if there is none, or it is spoilt."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found["coefficients"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _notes(found: Mapping[str, Any]) -> list[str]:
