@@ -80,7 +80,10 @@ def tensors(folder):
 
 def test_every_method_that_takes_adapters_has_a_line():
     able = {
-        name for name, method in METHODS.items() if method.spaces and method.max_experts is None
+        name
+        for name, method in METHODS.items()
+        # Methods that look at data have a suite of their own.
+        if method.spaces and method.max_experts is None and not method.calibrated
     }
     assert able <= {contest.method for contest in CONTESTS}
     for contest in CONTESTS:

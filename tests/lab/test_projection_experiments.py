@@ -20,7 +20,7 @@ from isthmus.lab.memory import Memory
 from isthmus.lab.progress import Narrator
 from isthmus.lab.projection.bench import FixedObjective, ModelBench
 from isthmus.lab.projection.calibration import calibrate
-from isthmus.lab.projection.contests import CONTESTS, ModelContest, narrowed, projection
+from isthmus.lab.projection.contests import CONTESTS, ModelContest, projection
 from isthmus.lab.projection.correlation import spearman
 from isthmus.lab.projection.features import FeatureDistance
 from isthmus.lab.projection.many import MANY, Variant
@@ -236,21 +236,10 @@ def test_contests_are_recipes(contest, made):
     assert len(recipe.experts) == len(TASKS)
 
 
-def test_wide_layers_of_text_have_rows(made):
-    columns = next(contest for contest in CONTESTS if contest.name == "projection columns")
-    other = next(contest for contest in CONTESTS if contest.name == "projection optimal")
-    assert narrowed(other) == other
-    folders = made[3]
-    found = narrowed(columns).recipe(
-        made[0].base, folders, {name: one[0] for name, one in made[4].items()}, Trial(), 0
-    )
-    with isthmus.plan(found) as plan:
-        bases = {one.layer.weight: one.rule.basis for one in plan.stage.plans}
-    start = "encoder.layer.0"
-    assert bases[f"{start}.attention.self.query.weight"] == "columns"
-    assert bases[f"{start}.attention.output.dense.weight"] == "columns"
-    assert bases[f"{start}.intermediate.dense.weight"] == "columns"
-    assert bases[f"{start}.output.dense.weight"] == "diagonal"
+def test_columns_of_text_are_left_out():
+    left = {contest.name for contest in CONTESTS if not contest.suits("text")}
+    assert left == {"projection columns", "projection columns seq."}
+    assert all(contest.suits("vision") for contest in CONTESTS)
 
 
 def test_names_of_merges_are_unique():

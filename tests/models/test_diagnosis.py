@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import isthmus
 from isthmus.checkpoints import open_checkpoint
 from isthmus.engine.matching import match
-from isthmus.errors import CalibrationError, MethodError, NonFiniteError
+from isthmus.errors import CalibrationError, NonFiniteError
 from isthmus.models.diagnosis import diagnose
 from isthmus.models.store import StoredMoments, store_moments
 from isthmus.projection.diagnosis import BASES, CONTAINS
@@ -195,7 +195,7 @@ def test_statistics_that_do_not_fit(llama):
     weight = next(name for name in state if "down_proj" in name)
     state[weight] = state[weight][:-1, :-1].contiguous()
     save_file(state, path)
-    with pytest.raises(MethodError, match=rf"{weight}.*: calibration: inputs of size"):
+    with pytest.raises(CalibrationError, match=rf"the matrix {weight} is not one of 30 inputs"):
         llama.diagnose()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +83,7 @@ class ModelContest:
         return recipe
 
     def suits(self, family: str) -> bool:
-        """Whether it takes minutes, not hours: columns of MiniLM's widest layers are 9,222 unknowns at once."""
+        """Whether it ends in minutes: columns of MiniLM's widest layers are 9,222 unknowns, which all interact."""
         return family != "text" or self.constants.get("basis") != "columns"
 
 
@@ -113,24 +113,7 @@ CONTESTS: tuple[ModelContest, ...] = (
 )
 """Projection is run without a ridge, RegMean at the 0.9 of its paper: nothing is chosen for them."""
 
-_NARROW = (
-    {"filter": "attention", "value": "columns"},
-    {"filter": "intermediate", "value": "columns"},
-    {"value": "diagonal"},
-)
-
-
 LARGE = tuple(
     contest for contest in CONTESTS if contest.constants.get("basis") not in {"scalar", "columns"}
 )
 """Those that are worth their time on a model of a hundred million parameters."""
-
-
-def narrowed(contest: ModelContest) -> ModelContest:
-    """The same, but rows instead of columns in MiniLM's layers of 1,536 inputs.
-
-    For six experts these have 9,222 unknowns, which all interact: an hour for each merge.
-    """
-    if contest.constants.get("basis") != "columns":
-        return contest
-    return replace(contest, constants={**contest.constants, "basis": [*map(dict, _NARROW)]})

@@ -19,7 +19,7 @@ from isthmus.lab.evaluate import Accuracies, Row, normalise
 from isthmus.lab.machine import environment, let_threads_sleep, torch_threads
 from isthmus.lab.memory import Memory
 from isthmus.lab.progress import Narrator
-from isthmus.lab.projection.contests import CONTESTS, ModelContest, narrowed
+from isthmus.lab.projection.contests import CONTESTS, ModelContest
 from isthmus.lab.projection.many import MANY, Variant
 from isthmus.lab.projection.results import (
     Checks,
@@ -265,8 +265,6 @@ class _Seed:
         return tuple(found)
 
     def _recipe(self, contest: ModelContest, trial: Trial) -> dict[str, Any]:
-        if self._settings.family == "text":
-            contest = narrowed(contest)
         return contest.recipe(self._base, self._experts, self._calibrations, trial, self._seed)
 
 
