@@ -9,18 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.errors import MethodError
-from isthmus.methods.method import (
-    BaseUse,
-    Chunk,
-    Combine,
-    Method,
-    Settings,
-    TensorStream,
-    WeightedSum,
-)
+from isthmus.methods.linear import Linear
+from isthmus.methods.method import BaseUse, Settings, WeightedSum
 from isthmus.methods.parameters import Parameter, Scope
-from isthmus.methods.weighted import divisor, numbers, weighted_sum
-from isthmus.typing import Array
+from isthmus.methods.weighted import divisor, numbers
 
 NONE = "none"
 """The basis of a layer that is merged as what is no layer."""
@@ -30,8 +22,8 @@ NETWORK = "network"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibrated(Method):
-    """A method that needs each expert's calibration data."""
+class Calibrated(Linear):
+    """A method that needs each expert's calibration data, and averages what is no linear layer."""
 
     calibrated: bool = True
 
@@ -54,22 +46,6 @@ class Calibrated(Method):
         """The mean, of tensors that are no linear layers."""
         weights = numbers(settings, "weight")
         return WeightedSum(tuple(weights), divisor(weights, normalize=True))
-
-    def coefficients(self, settings: Settings) -> tuple[float, ...]:
-        """The shares of the mean, for updates of adapters that are no linear layer's."""
-        total = self.weighted_sum(settings)
-        return tuple(weight / total.divisor for weight in total.weights)
-
-    def prepare(self, tensor: TensorStream, settings: Settings) -> Combine:  # noqa: ARG002
-        """The weighted mean of the experts; nothing depends on the whole tensor."""
-        total = self.weighted_sum(settings)
-
-        def combine(chunk: Chunk) -> Array:
-            merged = weighted_sum(chunk.experts, total.weights)
-            merged /= total.divisor
-            return merged
-
-        return combine
 
 
 WEIGHT = Parameter(
