@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from isthmus.lab.adapters_settings import AdapterSettings
 from isthmus.lab.candidates import Recipe
 from isthmus.lab.evaluate import Row, mean_row
 from isthmus.lab.progress import Stage
+from isthmus.lab.results_file import write_results
 
 if TYPE_CHECKING:
     from isthmus.lab.adapters_distance import Likeness
@@ -130,4 +130,4 @@ class AdapterResults:
 
     def write(self, path: Path) -> None:
         """Write the JSON form."""
-        path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+        write_results(path, self.as_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.lab.candidates import Recipe
 from isthmus.lab.evaluate import Row
 from isthmus.lab.progress import Stage
+from isthmus.lab.results_file import write_results
 from isthmus.lab.settings import DemoSettings
 
 if TYPE_CHECKING:
@@ -84,4 +84,4 @@ class DemoResults:
 
     def write(self, path: Path) -> None:
         """Write the JSON form."""
-        path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+        write_results(path, self.as_json())

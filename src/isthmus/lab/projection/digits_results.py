@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from isthmus.lab.progress import Stage
 from isthmus.lab.projection.correlation import spearman
+from isthmus.lab.results_file import write_results
 
 FAMILIES = ("rows", "columns", "rank")
 """Kinds of bases, by the first word of their names."""
@@ -173,7 +173,7 @@ class DigitsResults:
 
     def write(self, path: Path) -> None:
         """Write the JSON form."""
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+        write_results(path, self.as_json(), indent=1)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, with the means written out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import exp
@@ -13,6 +12,7 @@ from typing import Any, Literal
 from isthmus.lab.candidates import Recipe
 from isthmus.lab.progress import Stage
 from isthmus.lab.projection.results import Checks
+from isthmus.lab.results_file import write_results
 
 
 @dataclass(frozen=True)
@@ -218,4 +218,4 @@ class LanguageResults:
 
     def write(self, path: Path) -> None:
         """Write the JSON form."""
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+        write_results(path, self.as_json(), indent=1)

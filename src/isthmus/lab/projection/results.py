@@ -14,6 +14,7 @@ from isthmus.lab.evaluate import Accuracies, Row, mean_row
 from isthmus.lab.progress import Stage
 from isthmus.lab.projection.correlation import spearman
 from isthmus.lab.projection.settings import ProjectionSettings
+from isthmus.lab.results_file import write_results
 
 ROUNDING = 1e-9
 """Share of J(0) by which a solution's J may exceed that of a point in its basis."""
@@ -216,7 +217,7 @@ class ProjectionResults:
 
     def write(self, path: Path) -> None:
         """Write the JSON form."""
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+        write_results(path, self.as_json(), indent=1)
 
 
 def correlations(merges: Sequence[Merged]) -> dict[str, float]:
