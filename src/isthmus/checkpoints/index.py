@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,9 @@ def inside(folder: Path, relative: str) -> Path:
             "Copy the file into the folder, or name the linked folder itself.",
         )
     try:
-        target.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # whoever needs the file says so
+        # A file that is not there is missed by whoever needs it.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            target.stat()
     except OSError as error:  # a name of thousands of characters, links in a circle, no permission
         raise CheckpointError(
             f"{folder}: {relative:.80} cannot be looked at: {error.strerror}",
