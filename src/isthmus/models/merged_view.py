@@ -9,8 +9,9 @@ import numpy as np
 
 from isthmus.checkpoints import Checkpoint
 from isthmus.errors import NonFiniteError
+from isthmus.models.merge_view import MergeView
 from isthmus.models.solved import SolvedLayers
-from isthmus.typing import FloatArray, StorageArray
+from isthmus.typing import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Mean:
     weights: tuple[float, ...]
 
 
-class MergedView(Checkpoint):
+class MergedView(MergeView):
     """Solved layers from where they are kept, means of the experts' other tensors, and the rest of the donor.
 
     Args:
@@ -44,17 +45,9 @@ class MergedView(Checkpoint):
         experts: Sequence[Checkpoint],
         means: Mapping[str, Mean],
     ) -> None:
-        self.label = f"the merge of {', '.join(expert.label for expert in experts)}"
-        self.path = donor.path
-        self.tensors = donor.tensors
-        self.tied = donor.tied
-        self.tied_by_file = donor.tied_by_file
-        self.config = donor.config
-        self.sources = ()
-        self.notes = ()
-        self.computed = frozenset(donor.tensors)
+        super().__init__(donor, experts)
         self.solved: SolvedLayers | None = None
-        self._donor, self._experts, self._means = donor, experts, means
+        self._means = means
 
     def read(self, name: str, start: int, out: FloatArray) -> None:
         """Numbers as of now; see `Checkpoint`."""
@@ -76,12 +69,3 @@ class MergedView(Checkpoint):
                 )
             total += weight * row.astype(np.float64)
         out[...] = total / sum(mean.weights)
-
-    def read_stored(
-        self, name: str, start: int, stop: int, out: StorageArray | None = None
-    ) -> StorageArray:
-        """A range, rounded to the donor's format; see `Checkpoint`."""
-        return self._read_rounded(name, start, stop, out)
-
-    def close(self) -> None:
-        """The models belong to others."""

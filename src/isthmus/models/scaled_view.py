@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from isthmus.checkpoints import Checkpoint
-from isthmus.typing import FloatArray, StorageArray
+from isthmus.models.merge_view import MergeView
+from isthmus.typing import FloatArray
 
 
-class ScaledView(Checkpoint):
+class ScaledView(MergeView):
     """θ_0 + Σ_k d_k (θ_k − θ_0), with coefficients for each tensor, or the mean where it has none.
 
     Args:
@@ -31,18 +32,9 @@ class ScaledView(Checkpoint):
         names: Mapping[str, Sequence[str]],
         weights: Sequence[float],
     ) -> None:
-        self.label = f"the merge of {', '.join(expert.label for expert in experts)}"
-        self.path = donor.path
-        self.tensors = donor.tensors
-        self.tied = donor.tied
-        self.tied_by_file = donor.tied_by_file
-        self.config = donor.config
-        self.sources = ()
-        self.notes = ()
-        self.computed = frozenset(donor.tensors)
+        super().__init__(donor, experts)
         self.names = names
         self.coefficients: Mapping[str, Sequence[float]] = {}
-        self._donor, self._experts = donor, experts
         self._shares = [weight / sum(weights) for weight in weights]
 
     def read(self, name: str, start: int, out: FloatArray) -> None:
@@ -57,12 +49,3 @@ class ScaledView(Checkpoint):
             expert.read(own, start, row)
             total += share * (row - base)
         out[...] = total
-
-    def read_stored(
-        self, name: str, start: int, stop: int, out: StorageArray | None = None
-    ) -> StorageArray:
-        """A range, rounded to the donor's format; see `Checkpoint`."""
-        return self._read_rounded(name, start, stop, out)
-
-    def close(self) -> None:
-        """The models belong to others."""
