@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from isthmus.checkpoints import (
     AdaptedCheckpoint,
     Adapter,
@@ -22,13 +20,12 @@ from isthmus.checkpoints import (
     check_sidecars,
 )
 from isthmus.checkpoints.adapter_format import adapter_config, adapter_tensors
+from isthmus.engine.adapter_stage import AdapterStage, plan_adapter_stage
 from isthmus.engine.devices import Processor
 from isthmus.engine.module_merge import MergedAdapter, ModuleMerge, Part
 from isthmus.engine.plan import Plan
 from isthmus.engine.plan_models import checked_settings, compute_dtype, converted, out_dtype
-from isthmus.engine.plan_stage import plan_stage
 from isthmus.engine.remarks import some
-from isthmus.engine.stage import Stage
 from isthmus.engine.streams import Operand
 from isthmus.engine.tasks import ApplyTask, CarryTask, MergeTask, Task, UpdateTask
 from isthmus.errors import PlanError
@@ -155,56 +152,21 @@ class _Planner:
 
     def _scales(self, module: str) -> Callable[[], Tensor | None] | None:
         """What the calibration data will say about a module, when it is known."""
-        stage = self.stage
-        if stage is None or module not in self._weights:
+        found = self._on_data
+        if found is None or module not in found.weights:
             return None
-        return partial(stage.multipliers, self._weights[module])
-
-    # Calibration data
+        return partial(found.stage.multipliers, found.weights[module])
 
     @cached_property
-    def _adapted(self) -> tuple[AdaptedCheckpoint, ...]:
-        """Each adapter on the base, for running it."""
+    def _on_data(self) -> AdapterStage | None:
+        """What is merged on calibration data, for methods that look at any."""
+        if not self.method.calibrated:
+            return None
         if self.base is None:
             raise PlanError(
                 f"{self.method.name} runs the model that the adapters were trained on", _BASE_CURE
             )
-        return tuple(AdaptedCheckpoint(self.base, expert) for expert in self.experts)
-
-    @cached_property
-    def _weights(self) -> Mapping[str, str]:
-        """The base's tensor for every module that an adapter changes, by its name in the output."""
-        return {
-            module: tensor
-            for adapted, names in zip(self._adapted, self._module_names, strict=True)
-            for module, own in names.items()
-            for tensor, of in adapted.modules.items()
-            if of == own and tensor.endswith(".weight")
-        }
-
-    @cached_property
-    def stage(self) -> Stage | None:
-        """What is merged on calibration data, for methods that look at any."""
-        if not self.method.calibrated:
-            return None
-        base, adapted = self.base, self._adapted
-        assert base is not None
-        updated = {name for one in adapted for name in one.modules}
-        changed = updated.union(*(one.replaced for one in adapted))
-        tensors = [name for name in base.tensors if name in changed]
-        depths = Depths(base.tensors)
-        merges = {
-            name: MergeTask(
-                output=base.tensors[name],
-                base=Operand(base, name),
-                experts=tuple(Operand(one, name) for one in adapted),
-                settings=checked_settings(self.recipe, self.method, name, depths),
-                compute=np.dtype(np.float32),
-                method=self.method,
-            )
-            for name in tensors
-        }
-        return plan_stage(self.recipe, base, adapted, merges, updated=updated)
+        return plan_adapter_stage(self.recipe, self.base, self.experts, self._module_names)
 
     def require_rank(self) -> None:
         """The asked rank is one that a module can have."""
@@ -421,7 +383,7 @@ class _Planner:
             "device_name": "cpu",
             "allow_nonfinite": self.allow_nonfinite,
             "notes": tuple(self.notes()),
-            "stage": self.stage,
+            "stage": None if self._on_data is None else self._on_data.stage,
         }
         return Plan(**fields | own)  # type: ignore[arg-type]
 
