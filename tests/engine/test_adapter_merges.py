@@ -17,7 +17,7 @@ from isthmus.methods.registry import METHODS
 from .adapters import DOWN, SHAPES, Q, close, updates, write_adapter
 from .models import WIDTH, contents, family, recipe, refused, write_model
 
-# Methods that look at data run networks: test_projection_of_adapters.py.
+# Methods that look at data run networks: calibrated/test_adapters.py.
 MERGING = [name for name, method in METHODS.items() if method.spaces and not method.calibrated]
 
 SEVERAL = [name for name in MERGING if METHODS[name].max_experts is None]

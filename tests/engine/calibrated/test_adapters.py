@@ -13,7 +13,7 @@ import isthmus
 from isthmus.errors import PlanError
 from tests.models.networks import add_tokenizer, build
 
-from .test_layer_merges import WORDS, inputs, one_thread, texts  # noqa: F401
+from .models import WORDS, inputs, texts
 
 RANKS = {"one": 2, "two": 3}
 TARGETS = {"bert": ["query", "value", "dense"], "gpt2": ["c_attn", "c_proj"]}
