@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 from isthmus.lab.adapters_settings import AdapterSettings
 from isthmus.lab.candidates import Recipe
-from isthmus.lab.evaluate import Row, mean_row
+from isthmus.lab.evaluate import Row
 from isthmus.lab.progress import Stage
 from isthmus.lab.results_file import write_results
+from isthmus.lab.suite import SuiteResults
 
 if TYPE_CHECKING:
     from isthmus.lab.adapters_distance import Likeness
@@ -55,7 +55,7 @@ class SeedResults:
 
 
 @dataclass(frozen=True)
-class AdapterResults:
+class AdapterResults(SuiteResults):
     """Everything that the table and the report show.
 
     Attributes:
@@ -72,23 +72,6 @@ class AdapterResults:
     stages: tuple[Stage, ...]
     environment: Mapping[str, str]
 
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks, in the order of the columns."""
-        return tuple(self.classes)
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of all stages together."""
-        return sum(stage.seconds for stage in self.stages)
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """Means over the seeds."""
-        return tuple(
-            mean_row(same) for same in zip(*(seed.rows for seed in self.seeds), strict=True)
-        )
-
     def rank(self, name: str) -> int | None:
         """The rank of a row's adapter; None for the base."""
         first = self.seeds[0]
@@ -96,13 +79,6 @@ class AdapterResults:
             return first.details[name].rank
         kind = next(row.kind for row in first.rows if row.name == name)
         return self.settings.lora.rank if kind == "expert" else None
-
-    def spread(self, name: str) -> float | None:
-        """Standard deviation over the seeds of a row's mean normalised accuracy; None for one."""
-        values = [
-            row.mean_normalised for seed in self.seeds for row in seed.rows if row.name == name
-        ]
-        return stdev(values) if len(values) > 1 else None
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, with the means written out."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
 
-from isthmus.lab.settings import DemoSettings, FineTuning, Sizes
+from isthmus.lab.settings import FineTuning, Sizes
+from isthmus.lab.suite import SuiteSettings
 
 _VALIDATION, _TEST = 150, 500
 
@@ -52,54 +52,22 @@ class Lora:
     modules: str = r"encoder\.layer\.\d+\.(attention\.self\.(query|key|value)|.*\.dense)"
 
 
-@dataclass(frozen=True)
-class AdapterSettings:
+@dataclass(frozen=True, kw_only=True)
+class AdapterSettings(SuiteSettings):
     """Everything that decides the numbers of the suite.
 
     Attributes:
-        family: ``text`` or ``vision``.
-        seeds: Each fixes the draw of the examples, the start of the adapters, the order of their
-            training and the draws of random methods.
-        sizes: By task, two at least.
         lora: Which adapter is trained.
-        fine_tuning: How; its seed is replaced by each of `seeds`.
-        inverse_penalty: ``C`` of the linear probes that serve as heads.
-        tries: How many settings every method may look at on validation; three at least.
-        threads: Threads that torch computes with.
     """
 
-    family: Literal["text", "vision"] = "text"
-    seeds: tuple[int, ...] = (0, 1, 2)
     sizes: Mapping[str, Sizes] = field(default_factory=lambda: dict(ADAPTER_SIZES))
     lora: Lora = Lora()
     fine_tuning: FineTuning = TRAINING
-    inverse_penalty: float = 1.0
-    tries: int = 6
-    threads: int = 2
 
     @classmethod
     def vision(cls, seeds: tuple[int, ...]) -> AdapterSettings:
         """The settings of the vision family."""
         modules = r"layers\.\d+\.(attention\.[qkvo]_proj|mlp\.fc[12])"
-        return cls("vision", seeds, dict(VISION_SIZES), Lora(modules=modules))
-
-    def quick(self) -> AdapterSettings:
-        """The same with a fifth of the examples and half of the tries: to see it run."""
-        return replace(
-            self,
-            sizes={
-                task: Sizes(size.train // 5, size.validation // 5, size.test // 5, size.max_length)
-                for task, size in self.sizes.items()
-            },
-            tries=3,
-        )
-
-    def at(self, seed: int) -> DemoSettings:
-        """What heads and adapters of one seed are trained with."""
-        return DemoSettings(
-            sizes=self.sizes,
-            fine_tuning=replace(self.fine_tuning, seed=seed),
-            inverse_penalty=self.inverse_penalty,
-            seed=seed,
-            threads=self.threads,
+        return cls(
+            family="vision", seeds=seeds, sizes=dict(VISION_SIZES), lora=Lora(modules=modules)
         )

@@ -6,15 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from isthmus.lab.candidates import Recipe
-from isthmus.lab.evaluate import Accuracies, Row, mean_row
+from isthmus.lab.evaluate import Accuracies, Row
 from isthmus.lab.progress import Stage
 from isthmus.lab.projection.correlation import spearman
 from isthmus.lab.projection.settings import ProjectionSettings
 from isthmus.lab.results_file import write_results
+from isthmus.lab.suite import SuiteResults
 
 ROUNDING = 1e-9
 """Share of J(0) by which a solution's J may exceed that of a point in its basis."""
@@ -116,7 +117,7 @@ class SeedResults:
 
 
 @dataclass(frozen=True)
-class ProjectionResults:
+class ProjectionResults(SuiteResults):
     """Everything that the table and the report show.
 
     Attributes:
@@ -134,33 +135,9 @@ class ProjectionResults:
     environment: Mapping[str, str]
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks, in the order of the columns."""
-        return tuple(self.classes)
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of all stages together."""
-        return sum(stage.seconds for stage in self.stages)
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """Means over the seeds."""
-        return tuple(
-            mean_row(same) for same in zip(*(seed.rows for seed in self.seeds), strict=True)
-        )
-
-    @property
     def many(self) -> tuple[Merged, ...]:
         """The merges of the correlation: of the first seed that has them."""
         return next((seed.many for seed in self.seeds if seed.many), ())
-
-    def spread(self, name: str) -> float | None:
-        """Standard deviation over the seeds of a row's mean normalised accuracy; None for one."""
-        values = [
-            row.mean_normalised for seed in self.seeds for row in seed.rows if row.name == name
-        ]
-        return stdev(values) if len(values) > 1 else None
 
     def captured(self, name: str) -> float | None:
         """Energy by the fixed objective in the mean over seeds; None for what is no merge."""
