@@ -75,7 +75,8 @@ def test_bad_input_is_refused(tau):
         heuristics.dare(tau, [1, 2])
     with pytest.raises(MethodError, match="sum to zero"):
         heuristics.soup(tau, [1, -1, 0])
-    with pytest.raises(MethodError, match="not positive"):
-        heuristics.ties(tau, weights=[1, 0, 1])
+    for weights in ((1, -1, 1), (0, 0, 0)):
+        with pytest.raises(MethodError, match="negative, or all zero"):
+            heuristics.ties(tau, weights=weights)
     with pytest.raises(MethodError, match="finite weight"):
         heuristics.task_arithmetic(tau, [1.0, float("nan"), 1.0])

@@ -106,6 +106,19 @@ def map_moments(x):
     return [moments_of(one) for one in x]
 
 
+def test_an_expert_without_weight_is_as_good_as_absent():
+    tau, x = problem()
+    moments = map_moments(x)
+    objective = expert_objective(tau, moments, (1.0, 0.0, 1.0))
+    with_it = run(ProjectionRule(), tau, moments, (1.0, 0.0, 1.0), objective=objective)
+    rest = [0, 2]
+    without = run(
+        ProjectionRule(), tau[rest], [moments[k] for k in rest], objective=objective, seeds=SEEDS
+    )
+    for name in ("soup", "TIES"):
+        assert with_it.heuristics[name] == pytest.approx(without.heuristics[name])
+
+
 def test_multipliers_make_the_correction():
     tau, x = problem()
     for rule in FREE[:4]:

@@ -72,7 +72,7 @@ def ties(
     Args:
         task_vectors: Shape [K, m, n].
         density: Share of each task vector that stays, in (0, 1].
-        weights: w_k, positive: of the election and the mean.
+        weights: w_k, not negative and not all zero: of the election and the mean.
         scale: λ.
 
     Raises:
@@ -80,8 +80,11 @@ def ties(
     """
     tau = stacked(task_vectors)
     w = _weights(weights, tau)
-    if not (w > 0).all():
-        raise MethodError("ties: weights that are not positive", "give positive weights")
+    if not (w >= 0).all() or not w.any():
+        raise MethodError(
+            "ties: weights that are negative, or all zero",
+            "give weights of at least 0, and not all 0",
+        )
     weighted = w.reshape(-1, 1, 1) * tau * _kept(tau, density)
     elected = torch.where(weighted.sum(dim=0) >= 0, 1.0, -1.0)
     shares = w.reshape(-1, 1, 1) * (weighted * elected > 0)

@@ -251,12 +251,10 @@ def _neighbour(
 def _points(
     tau: Tensor, weights: Sequence[float], seeds: Sequence[int]
 ) -> list[heuristics.Heuristic]:
-    # TIES takes positive weights alone; one this small elects no sign and adds nothing.
-    positive = [weight if weight > 0 else 1e-300 for weight in weights]
     return [
         heuristics.task_arithmetic(tau),
         heuristics.soup(tau, weights),
-        heuristics.ties(tau, density=TIES_DENSITY, weights=positive),
+        heuristics.ties(tau, density=TIES_DENSITY, weights=weights),
         heuristics.dare(tau, seeds, density=DARE_DENSITY),
     ]
 
