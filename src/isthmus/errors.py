@@ -43,3 +43,11 @@ class NonFiniteError(IsthmusError):
 
 class CalibrationError(IsthmusError):
     """Calibration data, or the network that should run on it, cannot be used."""
+
+
+class SymmetryError(IsthmusError):
+    """A symmetry does not fit the tensors it should act on, or changes the network's function."""
+
+
+class PathError(IsthmusError):
+    """A path between models cannot be made, evaluated or trained."""

@@ -1,0 +1,1 @@
+"""Paths between models: curves, barriers, spectra and curvature along them."""

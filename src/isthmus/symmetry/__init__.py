@@ -1,0 +1,1 @@
+"""Symmetries of weight space: groups on named axes, specs of architectures, matching."""
