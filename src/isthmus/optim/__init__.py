@@ -1,0 +1,1 @@
+"""Optimizers that decide where training ends, and the noise they train with."""

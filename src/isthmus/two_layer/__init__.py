@@ -1,0 +1,1 @@
+"""Two-layer ReLU networks: activation patterns, solution sets in norm balls, connecting paths."""
