@@ -52,10 +52,16 @@ def plan_stage(
         _examples(recipe, number, expert, donor, stored=not sequential)
         for number, expert in enumerate(experts)
     )
+    said = recipe.calibration.activations if recipe.calibration else None
     if network:
+        if said is not None:
+            raise PlanError(
+                f"calibration says activations: {said}, and with objective: network nothing waits between "
+                "blocks, since all models run as a whole",
+                "Leave activations out.",
+            )
         return _network_stage(donor, experts, merges, examples)
     stage = _layer_stage(recipe.method, donor, experts, merges, updated, examples, sequential)
-    said = recipe.calibration.activations if recipe.calibration else None
     return stage if said is None else replace(stage, activations=said)
 
 

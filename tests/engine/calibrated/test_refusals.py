@@ -126,6 +126,13 @@ def test_a_simplex_by_the_networks_output(family, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_activations_that_wait_for_nothing(family, tmp_path):
+    made = recipe(family, objective="network", basis="scalar")
+    made["calibration"] = {**made.get("calibration", {}), "activations": "disk"}
+    with pytest.raises(PlanError, match="nothing waits between blocks"):
+        isthmus.merge(made, tmp_path / "out")
+
+
 def test_a_disk_that_holds_the_model_but_not_its_layers(family, tmp_path, monkeypatch):
     """Layers wait in float32 beside the output; both must fit."""
     size = (family / "bert" / "base" / "model.safetensors").stat().st_size
