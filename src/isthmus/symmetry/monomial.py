@@ -86,7 +86,8 @@ class Monomial(Group[Reordered]):
 
     def act(self, g: Reordered, rows: Tensor, role: str) -> Tensor:
         """Rows in another order, times the factors (``vector``) or their inverses (``dual``)."""
-        moved = rows[g.order]
+        stays = not self.permuted or torch.equal(g.order, torch.arange(self.units))
+        moved = rows if stays else rows[g.order]
         if role == "gain" or self.factors == "one":
             return moved
         factors = g.factors if role == "vector" else 1 / g.factors
@@ -109,6 +110,15 @@ class Monomial(Group[Reordered]):
             chosen = signed[torch.arange(self.units), order]
             factors = torch.where(chosen < 0, -factors, factors)
         return Reordered(order, factors)
+
+    def score(self, g: Reordered, crosses: Crosses) -> float:
+        """Σ of the entries of C where ρ(g) has its own, times them."""
+        units = torch.arange(self.units)
+        total = 0.0
+        for role, cross in crosses.items():
+            entries = self.act(Reordered(units, g.factors), torch.ones_like(g.factors), role)
+            total += float((cross[units, g.order] * entries).sum())
+        return total
 
     def balance(self, squares: Mapping[str, Tensor]) -> Reordered:
         """Factors with which every unit's vectors and duals have the same norm.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,23 @@ FREE: Dimension = ()
 """A dimension on which nothing acts."""
 
 
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Where coordinates on an axis can be seen while a network runs.
+
+    Attributes:
+        module: A module's name. If its output is a tuple, the first part counts.
+        role: How these coordinates follow the group.
+        positions: Where in the dimension they lie; all of it if None.
+        dimension: Which dimension of the output: the last one, or 1 for channels of images.
+    """
+
+    module: str
+    role: str = "vector"
+    positions: slice | Tensor | None = None
+    dimension: int = -1
+
+
 @dataclass(frozen=True)
 class Spec:
     """The symmetries of an architecture.
@@ -59,12 +76,12 @@ class Spec:
         axes: The group of every axis.
         tensors: For every tensor of the network its dimensions. Tensors on which nothing acts are listed
             too, so that none is forgotten.
-        sites: For some axes the modules whose outputs are coordinates on it, for matching by activations.
+        sites: For some axes where its coordinates can be seen, for matching by activations.
     """
 
     axes: Mapping[str, Group[Any]]
     tensors: Mapping[str, Sequence[Dimension]]
-    sites: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sites: Mapping[str, Sequence[Site]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, dimensions in self.tensors.items():
@@ -140,8 +157,16 @@ class Spec:
         """All tensors after g; they keep their dtypes, computed in float32 at least."""
         return {name: self.act_on(g, name, tensor) for name, tensor in tensors.items()}
 
-    def act_on(self, g: Element, name: str, tensor: Tensor) -> Tensor:
+    def act_on(
+        self, g: Element, name: str, tensor: Tensor, dimensions: Collection[int] | None = None
+    ) -> Tensor:
         """One tensor after g.
+
+        Args:
+            g: An element; on axes that it lacks nothing acts.
+            name: The tensor's name.
+            tensor: The tensor.
+            dimensions: The numbers of those that follow; all if None.
 
         Raises:
             SymmetryError: The spec does not know the tensor.
@@ -155,6 +180,8 @@ class Spec:
         if tensor.is_floating_point():
             wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
         for number, dimension in enumerate(self.tensors[name]):
+            if dimensions is not None and number not in dimensions:
+                continue
             for segment in dimension:
                 if segment.axis in g:
                     wide = self._act_on_segment(g[segment.axis], wide, number, segment)
