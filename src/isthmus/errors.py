@@ -51,3 +51,7 @@ class SymmetryError(IsthmusError):
 
 class PathError(IsthmusError):
     """A path between models cannot be made, evaluated or trained."""
+
+
+class TrainingError(IsthmusError):
+    """An optimizer, or a measure of the noise it trains with, was given what it cannot use."""
