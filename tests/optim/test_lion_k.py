@@ -142,7 +142,7 @@ def objective(x):
 def test_limit_points_solve_the_constrained_problem(name):
     make, dual = LIMITS[name]
     measure, constraint = NORMS[dual]
-    parameter = nn.Parameter(10 * normal(*SHAPE, seed=5))  # outside of the ball
+    parameter = nn.Parameter(2 * normal(*SHAPE, seed=5))  # outside of the ball
     optimizer = make([parameter])
     (group,) = optimizer.param_groups
     scale = {"none": 1, "original": math.sqrt(4 / 3), "match_rms": 0.4}[
