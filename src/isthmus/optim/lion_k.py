@@ -227,8 +227,10 @@ class NormalizedGD(LionK):
 
 
 class Muon(LionK):
-    """Muon (Jordan et al. 2024); its defaults are those of `torch.optim.Muon`, which it
-    equals bit by bit in float32."""
+    """Muon (Jordan et al. 2024).
+
+    Its defaults are those of `torch.optim.Muon`, which it equals bit by bit on float32.
+    """
 
     def __init__(
         self,
