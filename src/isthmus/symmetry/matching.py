@@ -53,6 +53,7 @@ def match_weights(
     sweeps: int = 100,
     restarts: int = 0,
     seed: int = 0,
+    balanced: bool = True,
     tolerance: float = _SETTLED,
     progress: Progress | None = None,
 ) -> Matching:
@@ -74,9 +75,11 @@ def match_weights(
             time, several times.
         axes: Those to match; on the others b stays as it is, or as `start` says.
         start: Where to begin, instead of that first sweep.
-        sweeps: Visits of all axes after which it gives up; `converged` is then False.
+        sweeps: Visits of all axes after which it gives up; `converged` is then False. With 0 the
+            result is `start`, with the factors that balancing finds.
         restarts: Further descents from where b is, in other orders; the best one counts.
         seed: Decides the orders.
+        balanced: False leaves out balancing, and the element keeps norms.
         tolerance: Smallest gain of the cosine in a sweep that counts.
         progress: Told of every visit.
 
@@ -84,7 +87,7 @@ def match_weights(
         SymmetryError: The spec does not fit, a tensor differs in shape or holds NaN or infinity, or an
             axis does not exist.
     """
-    pair = Pair(spec, a, b, axes=axes, start=start)
+    pair = Pair(spec, a, b, axes=axes, start=start, balanced=balanced)
     before = pair.distance({})
     generator = torch.Generator().manual_seed(seed)
     best = _descended(pair, generator, sweeps, tolerance, progress, out=start is None)
@@ -112,6 +115,7 @@ class Pair:
         b: Tensors of the one that moves.
         axes: Those on which it may.
         start: Where it is; as it is if None.
+        balanced: Whether to balance them; if not, both stay in their own coordinates.
 
     Raises:
         SymmetryError: As in `match_weights`.
@@ -125,15 +129,16 @@ class Pair:
         *,
         axes: Collection[str] | None = None,
         start: Element | None = None,
+        balanced: bool = True,
     ) -> None:
         self.whole, self.a, self.b = spec, a, b
         self.begin: Element = {**spec.identity(), **(start or {})}
         self.spec = spec if axes is None else spec.restricted(_known(spec, axes))
-        self.shapes = _checked(spec, a, b)
+        self.shapes = checked_pair(spec, a, b)
         held = {axis: self.begin[axis] for axis in spec.axes if axis not in self.spec.axes}
-        self.frame_a = balance(self.spec, a).element
         moved = Moved(spec, held, b) if start is not None and held else b
-        self.frame_b = balance(self.spec, moved).element
+        self.frame_a = balance(self.spec, a).element if balanced else {}
+        self.frame_b = balance(self.spec, moved).element if balanced else {}
         self.still = Moved(self.spec, self.frame_a, a, least=torch.float32)
         self.moving = moved
         self.norms = math.sqrt(
@@ -147,8 +152,9 @@ class Pair:
         for axis, group in self.spec.axes.items():
             g = self.begin[axis]
             if not group.compact:
-                g = group.compose(self.frame_a[axis], g)
-                g = group.compose(g, group.inverse(self.frame_b[axis]))
+                if axis in self.frame_a:
+                    g = group.compose(self.frame_a[axis], g)
+                    g = group.compose(g, group.inverse(self.frame_b[axis]))
                 g = group.match(
                     {
                         role: group.act(g, torch.eye(group.size(role), dtype=torch.float64), role)
@@ -354,10 +360,14 @@ def _known(spec: Spec, axes: Collection[str]) -> Collection[str]:
     return axes
 
 
-def _checked(
+def checked_pair(
     spec: Spec, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of all floating-point tensors that the spec knows."""
+    """The shapes of all floating-point tensors of two networks that can be matched.
+
+    Raises:
+        SymmetryError: The spec does not fit, or a tensor differs in shape or holds NaN or infinity.
+    """
     shapes = {}
     for name in spec.tensors:
         tensors = []
