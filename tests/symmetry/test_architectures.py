@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus.errors import SymmetryError
 from isthmus.models.equivalence import check_action, random_inputs
-from isthmus.symmetry.architectures import FAMILIES, architecture_of
-from tests.symmetry.networks import NETWORKS, architecture, built
+from isthmus.symmetry.architectures import FAMILIES
+from tests.symmetry.families import NETWORKS, architecture, built
 
 EXACT = 1e-10
 

@@ -192,7 +192,6 @@ def outputs_of(
     Raises:
         SymmetryError: if a parameter is missing, or a name is not the network's.
     """
-
     _check_names(network, parameters)
 
     def cast(x: Any) -> Any:

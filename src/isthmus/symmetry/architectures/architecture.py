@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from isthmus.symmetry.spec import Spec
 
@@ -59,8 +58,6 @@ class Architecture:
         family: The model type of its configuration.
         residual: The group of the stream.
         fixed: Why the stream admits no orthogonal matrix even when norms are absorbed; empty if it does.
-        changes: What the configuration must say differently for tensors in this form.
-        added: Tensors of this form that the network's class has no place for.
     """
 
     spec: Spec
@@ -68,5 +65,3 @@ class Architecture:
     family: str
     residual: Residual
     fixed: str = ""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    added: tuple[str, ...] = ()

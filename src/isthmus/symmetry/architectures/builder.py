@@ -175,8 +175,8 @@ class Builder:
         moves = self.residual in ("permutation", "signed")
         self.tensors[f"{module}.weight"] = (on(RESIDUAL, "gain") if moves else FREE,)
         if f"{module}.bias" in self.shapes:
-            # Zero once it is absorbed, which an orthogonal matrix need not move.
-            self.tensors[f"{module}.bias"] = (self.writes if moves else FREE,)
+            # With gains of 1 a LayerNorm adds β to coordinates that have turned.
+            self.tensors[f"{module}.bias"] = (self.writes,)
 
     def site(self, axis: str, module: str, **where: Any) -> None:
         """A module whose outputs are coordinates on an axis."""
