@@ -128,6 +128,22 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
     assert one != other
 
 
+def test_states_that_are_kept_stay_as_they_were():
+    train = partial(train_bends, start(), noisy, optimizer=OPTIMIZERS["adamw"], steps=12)
+    kept = []
+    whole = train(generator=seeded(), keep=kept.append, keep_every=4)
+    assert [state["step"] for state in kept] == [4, 8, 12]
+    for state in kept:
+        assert train(generator=seeded(), state=state).losses == whole.losses
+
+
+def test_bends_away_from_t_have_the_gradient_zero():
+    # Otherwise their momentum and decay would stand still, and depend on which pieces were drawn.
+    state = run(optimizer=OPTIMIZERS["adamw"], steps=4).state["optimizer"]["state"]
+    assert {int(each["step"]) for each in state.values()} == {4}
+    assert len(state) == 4
+
+
 def test_every_t_is_drawn_evenly():
     seen = []
     train_bends(
