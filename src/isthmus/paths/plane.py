@@ -90,8 +90,9 @@ class Plane:
         a, b, c = self._points
         total = 0.0
         for name in a:
-            if a[name].is_floating_point():
-                start = a[name].detach().double()
+            origin = a[name]
+            if origin.is_floating_point():
+                start = origin.detach().double()
                 off = c[name].detach().double() - start
                 off -= ratio * (b[name].detach().double() - start)
                 total += float(off.square().sum())

@@ -158,7 +158,7 @@ def spectra_along(
     """
     if names is None:
         first = path.points[0]
-        names = [name for name in first if first[name].ndim > 1 and first[name].is_floating_point()]
+        names = [name for name in first if _is_matrix(first[name])]
     chosen = list(names)
     if not chosen or not ts:
         raise PathError("No matrix or no t was named", "Name one matrix and one t at least.")
@@ -169,3 +169,7 @@ def spectra_along(
         except PathError as error:
             raise PathError(f"{name!r}: {error.problem}", error.cure) from error
     return Spectra(tuple(ts), found, decay)
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    return tensor.ndim > 1 and tensor.is_floating_point()
