@@ -18,7 +18,8 @@ from isthmus.symmetry.spec import Element, Segment, Spec, rows_of
 Progress = Callable[[int, str], None]
 """Told of every visit: the sweep, 0 for the first one from the free dimensions, and the axis."""
 
-_SETTLED = 1e-10
+_SETTLED = 1e-4
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def match_weights(
         restarts: Further descents from where b is, in other orders; the best one counts.
         seed: Decides the orders.
         balanced: False leaves out balancing, and the element keeps norms.
-        tolerance: Smallest gain of the cosine in a sweep that counts.
+        tolerance: Smallest gain of the cosine in a sweep that counts, relative to what it lacks of 1,
+            so that a copy is still found exactly.
         progress: Told of every visit.
 
     Raises:
@@ -311,7 +313,7 @@ def _descended(
             gain += _visited(pair, element, axis, repeated[axis])
         gain = gain / pair.norms if pair.norms else 0.0
         history.append(history[-1] + gain)
-        converged = gain <= tolerance
+        converged = gain <= max(tolerance * (1 - history[-1]), _ROUNDING)
     return _Descent(element, history, converged)
 
 
