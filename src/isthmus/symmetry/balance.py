@@ -102,7 +102,10 @@ def _neighbours(spec: Spec, axes: list[str]) -> dict[str, set[str]]:
 def _squares(
     spec: Spec, element: Element, parameters: Mapping[str, Tensor], axis: str
 ) -> dict[str, Tensor]:
-    """By role Σ AAᵀ over the tensors on the axis, or its diagonal."""
+    """By role Σ AAᵀ over the tensors on the axis, or its diagonal.
+
+    The axis's own element acts last, on the sum: it is smaller than the tensors.
+    """
     group = spec.axes[axis]
     whole = group.balance_needs == "gram"
     squares = {
@@ -110,10 +113,19 @@ def _squares(
         for role in group.roles
     }
     for name, number, segment in spec.uses(axis):
-        tensor = spec.act_on(element, name, parameters[name].to(torch.float64))
+        others = [i for i in range(len(spec.tensors[name])) if i != number]
+        tensor = spec.act_on(element, name, parameters[name].to(torch.float64), others)
         rows = rows_of(tensor, number, segment)
         rows = rows.reshape(rows.shape[0], -1)
         squares[segment.role] += rows @ rows.T if whole else rows.square().sum(dim=1)
+    own = element[axis]
+    for role, square in squares.items():
+        if whole:
+            half = group.act(own, square, role)
+            squares[role] = group.act(own, half.T, role)
+        else:
+            # Where the diagonal is enough, balancing elements are diagonal and positive.
+            squares[role] = group.act(own, square.sqrt(), role).square()
     return squares
 
 
