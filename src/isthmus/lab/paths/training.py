@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from isthmus.errors import IsthmusError
-from isthmus.lab.cache import is_made, make_folder
+from isthmus.lab.cache import content_key, is_made, make_folder
 from isthmus.lab.paths.networks import state
 
 Pair = tuple[Tensor, Tensor]
@@ -26,11 +26,13 @@ def kept(
     """A trained network's tensors: trained now, or read from where they were kept.
 
     Args:
-        folder: Where they are kept.
+        folder: Where they are kept, in a folder of their own for every record.
         record: All that they depend on, as JSON values.
         train: Makes the network.
     """
     made_from = {"format": 1, "torch": torch.__version__, **record}
+    # Other settings must not replace what took long to train.
+    folder = folder.with_name(f"{folder.name}-{content_key(made_from)[:8]}")
     if not is_made(folder, made_from):
 
         def fill(partial_folder: Path) -> None:
@@ -49,10 +51,11 @@ def fit(
     steps: int,
     *,
     warmup: int = 0,
+    cosine: bool = True,
     clip: float | None = None,
     advance: Callable[[int], None] = lambda _units: None,
 ) -> nn.Module:
-    """Train with a cosine schedule after a linear warm-up; the network ends in evaluation mode.
+    """Train, after a linear warm-up with a cosine schedule; the network ends in evaluation mode.
 
     Args:
         network: Trained in place.
@@ -61,6 +64,7 @@ def fit(
         optimizers: With the highest learning rates.
         steps: How many.
         warmup: Steps to reach those rates.
+        cosine: Whether rates fall to 0 after that, along a half wave.
         clip: Largest norm of the gradient.
         advance: Told of each step.
 
@@ -70,7 +74,7 @@ def fit(
     rates = [[group["lr"] for group in one.param_groups] for one in optimizers]
     network.train()
     for step in range(steps):
-        factor = _schedule(step, steps, warmup)
+        factor = _schedule(step, steps, warmup) if cosine or step < warmup else 1.0
         for one, highest in zip(optimizers, rates, strict=True):
             for group, rate in zip(one.param_groups, highest, strict=True):
                 group["lr"] = rate * factor
