@@ -65,6 +65,17 @@ def test_the_function_stays_in_the_coordinates_of_the_first():
     assert found.distance < found.before
 
 
+@copies
+def test_what_is_near_already_does_not_move_away(spec, shapes):
+    generator = seeded(11)
+    a, noise = drawn(shapes, generator), drawn(shapes, generator)
+    for size in (0.0, 1e-3, 0.1):
+        b = {name: a[name] + size * noise[name] for name in a}
+        found = match_weights(spec, a, b)
+        assert found.distance <= found.before
+        assert distance(a, spec.act(found.element, b)) == pytest.approx(found.distance, abs=1e-12)
+
+
 def test_a_second_match_from_the_result_finds_nothing_better():
     spec, shapes = decoder("signed")
     generator = seeded(1)

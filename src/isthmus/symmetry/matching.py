@@ -67,6 +67,9 @@ def match_weights(
     acts (inputs, outputs, a vocabulary), and uses of each tensor only what the axes already
     matched have settled.
 
+    Nearest is meant in balanced coordinates. Two networks that are near each other already, such as a model
+    and its fine-tune, may end a little farther apart in a's own; then b stays as it is.
+
     Memory: a few tensors, the cross of one axis, and an element.
 
     Args:
@@ -98,9 +101,12 @@ def match_weights(
         if found.history[-1] > best.history[-1]:
             best = found
     element = pair.in_own_coordinates(best.element)
+    distance = pair.distance(element)
+    if start is None and distance > before:
+        element, distance = spec.identity(), before
     return Matching(
         element=element,
-        distance=pair.distance(element),
+        distance=distance,
         before=before,
         sweeps=len(best.history) - 1,
         converged=best.converged,
