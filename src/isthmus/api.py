@@ -125,6 +125,53 @@ def run_plan(
     )
 
 
+def align(
+    reference: str | PathLike[str],
+    moved: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    residual: str = "auto",
+    seed: int = 0,
+    dtype: str | None = None,
+    workers: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Write a model moved along its symmetries next to another one; it computes the same.
+
+    Matched by weights; see `isthmus.symmetry.matching.match_weights`. It is a merge of one model, with the
+    key `align` in its recipe.
+
+    Args:
+        reference: The model that stays.
+        moved: The one that moves.
+        out: The output folder; nothing that Isthmus did not write is ever replaced.
+        residual: The group of the residual stream: auto, none, permutation or signed.
+        seed: Decides the order in which axes are visited.
+        dtype: The number format of the output; that of `moved` if None.
+        workers: Threads that write; by default one a processor.
+        resume: Go on with an interrupted alignment.
+        overwrite: Replace an earlier output.
+        progress: Is told how far it is.
+
+    Raises:
+        RecipeError: An unknown residual group or number format.
+        CheckpointError: A model cannot be opened or read.
+        SymmetryError: The models do not fit, or the function would change.
+        OutputError: The folder cannot be used.
+    """
+    recipe = {
+        "merge_method": "passthrough",
+        "models": [{"model": str(moved)}],
+        "align": {"to": str(reference), "residual": residual, "seed": seed},
+        **({} if dtype is None else {"dtype": dtype}),
+    }
+    return merge(
+        recipe, out, workers=workers, resume=resume, overwrite=overwrite, progress=progress
+    )
+
+
 def extract(
     tuned: str | PathLike[str],
     base: str | PathLike[str],

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli import calibrate, demo, extract, inspect, lab, merge, methods, verify
+from isthmus.cli import align, calibrate, demo, extract, inspect, lab, merge, methods, verify
 from isthmus.cli.streams import give_up_what_is_left, open_streams, tell_error
 from isthmus.errors import IsthmusError
 
@@ -34,6 +34,9 @@ app.command("inspect", short_help="Say what models are and whether they can be m
 )
 app.command("extract", short_help="Turn a fine-tune into a LoRA adapter of its base.")(
     extract.command
+)
+app.command("align", short_help="Move a model along its symmetries next to another one.")(
+    align.command
 )
 app.command("calibrate", short_help="Run a model on examples; keep its layers' statistics.")(
     calibrate.command

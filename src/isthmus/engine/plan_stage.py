@@ -249,6 +249,11 @@ def _examples(
     said = recipe.calibration_of(recipe.experts[number])
     path = said.path(recipe.root)
     if (path / DESCRIPTION).is_file():
+        if recipe.align is not None and recipe.experts[number].model != recipe.stays:
+            raise PlanError(
+                f"{path} holds statistics of {expert.label} as it is, which align moves",
+                "Name the examples themselves, or remove `align:`.",
+            )
         if not stored:
             raise PlanError(
                 f"{path} holds statistics, and this merge runs the models on examples",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from isthmus.checkpoints import Adapter, find_adapter, open_adapter, open_checkpoint, parse_size
+from isthmus.engine.aligning import aligned
 from isthmus.engine.plan import DEFAULT_SHARD_SIZE, Plan
 from isthmus.engine.plan_adapters import plan_adapters, require_adapter_method
 from isthmus.engine.plan_models import plan_models
@@ -44,6 +45,11 @@ def planned(
         }
         if adapters and len(adapters) == len(folders):
             require_adapter_method(recipe.method)
+            if recipe.align is not None:
+                raise PlanError(
+                    "align moves whole models, and these are adapters",
+                    "Adapters of one base need no alignment: remove `align:`.",
+                )
             base = None
             if recipe.base_model is not None:
                 base = stack.enter_context(open_checkpoint(recipe.base_model, root=recipe.root))
@@ -56,6 +62,8 @@ def planned(
             reference: stack.enter_context(open_checkpoint(reference, root=recipe.root))
             for reference in recipe.references
         }
+        if recipe.stays is not None:
+            opened = aligned(recipe, opened, recipe.stays)
         yield plan_models(
             recipe, opened, device=device, max_shard_size=limit, allow_nonfinite=allow_nonfinite
         )

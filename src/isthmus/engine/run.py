@@ -13,6 +13,7 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from isthmus.checkpoints import ShardWriter, atomic_write_text, copy_sidecars
+from isthmus.engine.aligning import settle
 from isthmus.engine.hashing import hash_range, new_hash
 from isthmus.engine.journal import Entry, Journal
 from isthmus.engine.manifest import MANIFEST, FileRecord, Manifest, read_manifest
@@ -122,11 +123,12 @@ def run(
         return _outcome(plan, out, resumed=plan.count, notes=read_manifest(out).notes)
     with open_workspace(out, plan.digest, resume=resume, overwrite=overwrite) as space:
         progress = progress or Silent()
+        moved = settle(plan.models, plan.recipe.align, progress)
         stage = StageReport()
         if plan.stage is not None:
             stage = plan.stage.run(space.work / FOLDER, progress)
         results, resumed = _write_shards(plan, space, workers, progress)
-        notes = [*plan.notes, *stage.notes, *results.told()]
+        notes = [*plan.notes, *moved, *stage.notes, *results.told()]
         texts = {"README.md": card(plan), **plan.texts, **stage.texts}
         _write_rest(plan, space, results, notes, version, texts)
         return _outcome(plan, out, resumed=resumed, notes=notes)

@@ -12,6 +12,7 @@ from isthmus.checkpoints.dtypes import RECIPE_DTYPES
 from isthmus.methods.method import BaseUse, Method
 from isthmus.methods.parameters import Scope
 from isthmus.methods.registry import METHODS
+from isthmus.recipes.align import Align, read_align
 from isthmus.recipes.calibration import Calibration, read_calibration
 from isthmus.recipes.counts import example, merged_entries, wrong_count
 from isthmus.recipes.document import Document, KeyPath, show
@@ -104,6 +105,7 @@ class _Check:
             "out_dtype": self._dtype("out_dtype"),
             "space": space,
             "calibration": calibration,
+            "align": self._align(),
             **{key: self.data[key] for key in _PLAIN_KEYS if key in self.data},
         }
         try:
@@ -272,6 +274,13 @@ class _Check:
         found = read_calibration(raw, where, self.problems)
         if found is None:
             self.excused.add("calibration")
+        return found
+
+    def _align(self) -> Align | None:
+        raw = self.data.get("align")
+        found = None if raw is None else read_align(raw, ("align",), self.problems)
+        if found is not None and found.to is not None:
+            read_reference(found.to, ("align", "to"), self.problems)
         return found
 
     def _examples(

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from isthmus.methods.method import BaseUse, Method
 from isthmus.methods.registry import get_method
+from isthmus.recipes.align import Align
 from isthmus.recipes.calibration import Calibration
 from isthmus.recipes.settings import Setting
 
@@ -66,6 +67,7 @@ class Recipe(_Strict):
             smaller; None keeps the largest rank of the module.
         output: For adapters: `adapter`, or `full` for base_model with the merged adapter added.
         calibration: What holds for the calibration of every model that does not say otherwise.
+        align: Whether and how models are moved along their symmetries before they are merged.
         name: What people call the result.
     """
 
@@ -81,6 +83,7 @@ class Recipe(_Strict):
     rank: int | None = Field(default=None, ge=1)
     output: Literal["adapter", "full"] | None = None
     calibration: Calibration | None = None
+    align: Align | None = None
     name: str | None = None
 
     _root: Path | None = PrivateAttr(default=None)
@@ -130,7 +133,13 @@ class Recipe(_Strict):
     @property
     def references(self) -> tuple[str, ...]:
         """Every model once, the donor first and the others in the order of the recipe."""
-        return tuple(dict.fromkeys([self.donor, *(entry.model for entry in self.models)]))
+        named = [self.donor, *(entry.model for entry in self.models)]
+        return tuple(dict.fromkeys([*named, *([self.stays] if self.stays else [])]))
+
+    @property
+    def stays(self) -> str | None:
+        """The model that the others are aligned to; None where nothing is aligned."""
+        return None if self.align is None else self.align.to or self.donor
 
     def canonical(self) -> dict[str, Any]:
         """The recipe as plain data, with the defaults of the schema written out."""
@@ -153,6 +162,7 @@ class Recipe(_Strict):
             "rank": self.rank,
             "output": self.output,
             **_named_calibration(self.calibration),
+            "align": None if self.align is None else self.align.plain(),
         }
         return {key: value for key, value in data.items() if value is not None}
 

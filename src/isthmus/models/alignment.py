@@ -1,0 +1,195 @@
+"""Finding the symmetry that moves one checkpoint next to another, and seeing that it keeps the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.checkpoints import Checkpoint, align_names
+from isthmus.errors import CalibrationError, SymmetryError
+from isthmus.models.equivalence import Equivalence, check_action, random_inputs
+from isthmus.models.network import Weights, empty_network
+from isthmus.symmetry.architectures import Architecture, Residual, architecture_of
+from isthmus.symmetry.matching import Matching, match_weights
+from isthmus.symmetry.spec import Spec
+from isthmus.typing import FloatArray
+
+CHECKED = 1_000_000_000
+"""Parameters of the largest network that is run in float64, before and after, to see that nothing changed."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How a checkpoint moves next to another.
+
+    Attributes:
+        spec: Where the groups act, by the reference's names.
+        names: For each of the reference's tensors the moved checkpoint's name.
+        matching: The element, and how near it brings the two.
+        check: The difference that it makes to the function on random inputs, in float64; None where the
+            network was not run.
+        unchecked: Why it was not.
+    """
+
+    spec: Spec
+    names: Mapping[str, str]
+    matching: Matching
+    check: Equivalence | None
+    unchecked: str = ""
+
+
+class CheckpointTensors(Mapping[str, Tensor]):
+    """A checkpoint's floating-point tensors, each read when it is asked for.
+
+    Args:
+        checkpoint: Where they are.
+        names: The name in the checkpoint for each name here; the checkpoint's own if None.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str] | None = None) -> None:
+        self._checkpoint = checkpoint
+        given = {name: name for name in checkpoint.tensors} if names is None else names
+        self.names = {
+            here: name for here, name in given.items() if checkpoint.tensors[name].dtype.is_float
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        """In float32, or float64 where it is stored so."""
+        own = self.names[name]
+        info = self._checkpoint.tensors[own]
+        out: FloatArray = (
+            np.empty(info.numel, np.float64)
+            if info.dtype.itemsize == 8
+            else np.empty(info.numel, np.float32)
+        )
+        self._checkpoint.read(own, 0, out)
+        return torch.from_numpy(out).reshape(info.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Without reading it."""
+        return self._checkpoint.tensors[self.names[name]].shape
+
+
+def symmetries(checkpoint: Checkpoint, residual: Residual) -> Architecture:
+    """The symmetries of a checkpoint, from its configuration.
+
+    Raises:
+        SymmetryError: There is no configuration, or it is of an unknown family.
+    """
+    if checkpoint.config is None:
+        raise SymmetryError(
+            f"{checkpoint.label} has no config.json, from which its symmetries would be known",
+            "Name a folder in the Hub's layout. For networks of your own, isthmus.symmetry takes a Spec.",
+        )
+    tensors = CheckpointTensors(checkpoint)
+    shapes = {name: tensors.shape(name) for name in tensors}
+    try:
+        return architecture_of(checkpoint.config, shapes, residual=residual)
+    except SymmetryError as error:
+        raise SymmetryError(f"{checkpoint.label}: {error.problem}", error.cure) from error
+
+
+def named_alike(reference: Checkpoint, moved: Checkpoint) -> dict[str, str]:
+    """For each of the reference's tensors the other's name.
+
+    Raises:
+        SymmetryError: A tensor is missing, or has another shape.
+    """
+    names = align_names(list(reference.tensors), list(moved.tensors))
+    for name, info in reference.tensors.items():
+        if not info.dtype.is_float:
+            continue
+        own = names.get(name)
+        if own is None:
+            raise SymmetryError(
+                f"{moved.label} has no tensor {name!r}, which {reference.label} has",
+                "Align networks of one architecture.",
+            )
+        shape = moved.tensors[own].shape
+        if shape != info.shape:
+            raise SymmetryError(
+                f"{own!r} has the shape {list(shape)} in {moved.label} and {list(info.shape)} in "
+                f"{reference.label}",
+                "Only networks of the same widths and vocabulary can be aligned by weights.",
+            )
+    return names
+
+
+def align_checkpoint(
+    reference: Checkpoint,
+    moved: Checkpoint,
+    *,
+    residual: Residual = "auto",
+    axes: Collection[str] | None = None,
+    seed: int = 0,
+    progress: Callable[[int, str], None] | None = None,
+) -> Alignment:
+    """Match a checkpoint to another by their weights, and see that its function stays.
+
+    Args:
+        reference: It stays as it is.
+        moved: The one that moves; both are read tensor by tensor, several times.
+        residual: The group of the residual stream.
+        axes: Those to match; all if None.
+        seed: Decides the order in which axes are visited.
+        progress: Told of every visit: the sweep and the axis.
+
+    Raises:
+        SymmetryError: The networks do not fit, their symmetries are not known, or the function changes.
+        CalibrationError: Transformers cannot build the network for the check.
+    """
+    spec = symmetries(reference, residual).spec
+    names = named_alike(reference, moved)
+    theirs = CheckpointTensors(moved, names)
+    matching = match_weights(
+        spec, CheckpointTensors(reference), theirs, axes=axes, seed=seed, progress=progress
+    )
+    reason = _unchecked(moved)
+    check = None if reason else _checked(spec, matching, moved, names)
+    return Alignment(spec, names, matching, check, reason)
+
+
+def _unchecked(moved: Checkpoint) -> str:
+    """Why a network is not run; empty if it is."""
+    if sum(info.numel for info in moved.tensors.values()) > CHECKED:
+        return f"it has more than {CHECKED:,} parameters"
+    if not (moved.config or {}).get("architectures"):
+        return "its config.json names no architecture, so that its head is not known"
+    return ""
+
+
+def _checked(
+    spec: Spec, matching: Matching, moved: Checkpoint, names: Mapping[str, str]
+) -> Equivalence:
+    """Run the moved network before and after."""
+    network = empty_network(moved)
+    stored = Weights(network, moved).stored
+    of_reference = {own: name for name, own in names.items()}
+    # One parameter for every stored tensor: tied ones are given once.
+    chosen: dict[str, str] = {}
+    for parameter, _ in network.named_parameters():
+        own = stored.get(parameter)
+        if own is None or own not in of_reference:
+            raise CalibrationError(
+                f"{moved.label} has no tensor for {parameter}, so that the network cannot be run to check "
+                "the alignment",
+                "Save the model with save_pretrained from the class that config.json names.",
+            )
+        chosen[parameter] = of_reference[own]
+    by_parameter = Spec(
+        spec.axes, {parameter: spec.tensors[name] for parameter, name in chosen.items()}
+    )
+    parameters = dict(CheckpointTensors(moved, {p: names[name] for p, name in chosen.items()}))
+    return check_action(
+        network, by_parameter, matching.element, parameters, random_inputs(moved.config or {})
+    )
