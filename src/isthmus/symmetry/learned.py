@@ -12,9 +12,9 @@ from torch import Tensor
 
 from isthmus.errors import SymmetryError
 from isthmus.symmetry.group import Crosses, Group
-from isthmus.symmetry.matching import Pair
 from isthmus.symmetry.matrix_groups import times
 from isthmus.symmetry.monomial import Monomial
+from isthmus.symmetry.pair import Pair
 from isthmus.symmetry.spec import Element, Spec, rows_of
 
 Estimator = Literal["straight-through", "sinkhorn"]

@@ -14,7 +14,8 @@ from isthmus.geometry.euclidean import Euclidean
 from isthmus.geometry.frechet import frechet_mean, normalized
 from isthmus.geometry.manifold import Logarithm
 from isthmus.symmetry.balance import balance
-from isthmus.symmetry.matching import checked_pair, match_weights
+from isthmus.symmetry.matching import match_weights
+from isthmus.symmetry.pair import checked_pair
 from isthmus.symmetry.spec import Element, Spec
 
 _SETTLED = 1e-7
