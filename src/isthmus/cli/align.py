@@ -89,4 +89,4 @@ def command(
         return
     for note in outcome.notes:
         typer.echo(printable(note))
-    typer.echo(f"{outcome.out}: {printable(moved)} in the coordinates of {printable(reference)}")
+    typer.echo(f"{out}: {printable(moved)} in the coordinates of {printable(reference)}")
