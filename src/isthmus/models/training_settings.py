@@ -1,0 +1,239 @@
+"""Reading how a model was trained: learning rate, batch size, momentum, decay."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from isthmus.errors import TrainingError
+from isthmus.optim.noise_scale import adaptive_noise_scale, effective_noise_scale
+
+_NAMES = {
+    "lr": ("learning_rate", "lr"),
+    "weight_decay": ("weight_decay",),
+    "momentum": ("momentum", "sgd_momentum"),
+    "beta1": ("adam_beta1", "beta1"),
+    "beta2": ("adam_beta2", "beta2"),
+    "devices": ("world_size", "num_devices"),
+}
+"""What settings are called: transformers' names first."""
+
+_PER_DEVICE = ("per_device_train_batch_size", "micro_batch_size", "train_batch_size")
+
+_FOLDER = ("training_args.json", "training_args.yaml", "training_args.yml", "trainer_state.json")
+
+_CONVERT = (
+    "it is a pickle, which may run any code when opened: where you trust it, write "
+    "`args.to_json_string()` into training_args.json beside it"
+)
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What is known of a training; None where the file does not say.
+
+    Attributes:
+        lr: The largest learning rate, η.
+        batch_size: Examples of one step, over all devices and accumulated micro-batches.
+        momentum: μ of gradient descent.
+        betas: Of Adam and its kin.
+        weight_decay: λ.
+        optimizer: Its name, as the file has it.
+        final_lr: The last learning rate that was logged.
+        steps: Steps that were made, or planned.
+        source: The files.
+    """
+
+    lr: float | None = None
+    batch_size: int | None = None
+    momentum: float | None = None
+    betas: tuple[float, float] | None = None
+    weight_decay: float | None = None
+    optimizer: str | None = None
+    final_lr: float | None = None
+    steps: int | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("the learning rate", self.lr, math.inf),
+            ("the batch size", self.batch_size, math.inf),
+            ("momentum", self.momentum, 1.0),
+            ("β₁", self.betas and self.betas[0], 1.0),
+            ("β₂", self.betas and self.betas[1], 1.0),
+            ("weight decay", self.weight_decay, math.inf),
+        ):
+            least = 1 if name == "the batch size" else 0
+            if value is not None and not least <= value < most:
+                raise TrainingError(
+                    f"{self.source}: {name} is {value}",
+                    f"it must be at least {least} and less than {most}",
+                )
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether steps do not grow with the gradient: every optimizer but SGD."""
+        return self.optimizer is not None and not self.optimizer.lower().startswith("sgd")
+
+    def noise_scale(self) -> float:
+        """`effective_noise_scale`, or `adaptive_noise_scale` for an adaptive optimizer.
+
+        Raises:
+            TrainingError: the learning rate, the batch size or the optimizer is not known.
+        """
+        if self.lr is None or self.batch_size is None or self.optimizer is None:
+            missing = next(
+                name
+                for name, value in (
+                    ("learning rate", self.lr),
+                    ("batch size", self.batch_size),
+                    ("optimizer", self.optimizer),
+                )
+                if value is None
+            )
+            raise TrainingError(
+                f"{self.source} does not tell the {missing}",
+                "write it into training_args.json or training_args.yaml beside it",
+            )
+        if self.adaptive:
+            return adaptive_noise_scale(self.lr, self.batch_size)
+        return effective_noise_scale(self.lr, self.batch_size, self.momentum or 0.0)
+
+
+def read_training_settings(
+    path: Path, *, devices: int | None = None, accumulation: int | None = None
+) -> TrainingSettings:
+    """Read a `trainer_state.json`, training arguments as JSON or YAML, or a folder with them.
+
+    Names are transformers' (learning_rate, per_device_train_batch_size, gradient_accumulation_steps, optim,
+    adam_beta1 and so on) or plain (lr, batch_size, momentum, betas, optimizer, weight_decay).
+
+    Args:
+        path: Where a folder has arguments and state, the arguments come first, and the state adds the
+            learning rates that were logged.
+        devices: How many trained at once, where the files do not say; 1 if None.
+        accumulation: Micro-batches of a step, likewise. A trainer_state.json never says either.
+
+    Raises:
+        TrainingError: nothing there, a training_args.bin alone, a file that cannot be parsed, a setting that
+            is no number or out of range.
+    """
+    for name, count in (("devices", devices), ("accumulation", accumulation)):
+        if count is not None and count < 1:
+            raise TrainingError(f"{name} is {count}", "it must be at least 1")
+    if not path.is_dir():
+        return _settings(path, devices, accumulation)
+    files = [path / name for name in _FOLDER if (path / name).is_file()]
+    if not files:
+        pickled = path / "training_args.bin"
+        raise TrainingError(
+            f"{path} holds no training settings that can be read",
+            f"{pickled.name} is there, but {_CONVERT}"
+            if pickled.is_file()
+            else f"known are {', '.join(_FOLDER)}",
+        )
+    found = [_settings(file, devices, accumulation) for file in files]
+    merged = found[0]
+    for other in found[1:]:
+        unknown = {
+            name: value for name, value in vars(other).items() if getattr(merged, name) is None
+        }
+        merged = replace(merged, **unknown, source=f"{merged.source} and {other.source}")
+    return merged
+
+
+def _settings(path: Path, devices: int | None, accumulation: int | None) -> TrainingSettings:
+    content = _read(path)
+    label = str(path)
+    numbers = {name: _number(content, names, label) for name, names in _NAMES.items()}
+    betas = _betas(content, numbers["beta1"], numbers["beta2"], label)
+    optimizer = content.get("optim", content.get("optimizer"))
+    momentum = numbers["momentum"]
+    given = re.search(r"(?:^|,)\s*momentum=([\d.eE+-]+)", str(content.get("optim_args") or ""))
+    if momentum is None and given:
+        momentum = _number({"momentum": given[1]}, ("momentum",), label)
+    logged = [
+        rate
+        for entry in content.get("log_history") or []
+        if isinstance(entry, dict)
+        and (rate := _number(entry, ("learning_rate",), label)) is not None
+    ]
+    peak = numbers["lr"] if numbers["lr"] is not None else max(logged, default=None)
+    steps = _number(content, ("global_step", "max_steps"), label)
+    return TrainingSettings(
+        lr=peak,
+        batch_size=_batch_size(content, numbers["devices"] or devices, accumulation, label),
+        momentum=momentum,
+        betas=betas,
+        weight_decay=numbers["weight_decay"],
+        optimizer=None if optimizer is None else str(optimizer),
+        final_lr=logged[-1] if logged else None,
+        steps=int(steps) if steps is not None and steps > 0 else None,
+        source=label,
+    )
+
+
+def _batch_size(
+    content: Mapping[str, Any], devices: float | None, accumulation: int | None, label: str
+) -> int | None:
+    whole = _number(content, ("batch_size", "global_batch_size"), label)
+    if whole is None:
+        part = _number(content, _PER_DEVICE, label)
+        if part is None:
+            return None
+        accumulated = _number(content, ("gradient_accumulation_steps",), label)
+        whole = part * (accumulated or accumulation or 1) * (devices or 1)
+    if whole != int(whole):
+        raise TrainingError(
+            f"{label}: the batch size is {whole}", "it must be a whole number of examples"
+        )
+    return int(whole)
+
+
+def _betas(
+    content: Mapping[str, Any], first: float | None, second: float | None, label: str
+) -> tuple[float, float] | None:
+    given = content.get("betas")
+    if isinstance(given, list) and len(given) == 2:
+        first, second = (_number({"betas": one}, ("betas",), label) for one in given)
+    return None if first is None or second is None else (first, second)
+
+
+def _number(content: Mapping[str, Any], names: tuple[str, ...], label: str) -> float | None:
+    for name in names:
+        value = content.get(name)
+        if value is None:
+            continue
+        try:
+            # YAML takes 1e-5 for text.
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise TrainingError(
+                f"{label}: {name} is {value!r}, which is no number", "write it as 0.001 or 1e-3"
+            ) from error
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
+        raise TrainingError(f"{path} is not opened", _CONVERT)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise TrainingError(
+            f"{path} cannot be read: {reason}", "name a JSON or YAML file, or a folder with one"
+        ) from error
+    if not isinstance(content, dict):
+        raise TrainingError(
+            f"{path} holds no settings by name", "write lines such as learning_rate: 0.001"
+        )
+    return content
