@@ -50,6 +50,8 @@ def blocks(page: str, language: str) -> list[str]:
         "docs/extract.md",
         "docs/adapters.md",
         "docs/projection.md",
+        "docs/optimizers.md",
+        "docs/noise.md",
         "README.md",
     ],
 )
