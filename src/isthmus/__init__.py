@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isthmus.api import align, extract, merge, plan
+    from isthmus.api import align, connect, extract, merge, plan
     from isthmus.engine.memory import merge_state_dicts
     from isthmus.recipes import load_recipe
 
-__all__ = ["align", "extract", "load_recipe", "merge", "merge_state_dicts", "plan"]
+__all__ = ["align", "connect", "extract", "load_recipe", "merge", "merge_state_dicts", "plan"]
 
 _HOMES = {
     "align": "isthmus.api",
+    "connect": "isthmus.api",
     "extract": "isthmus.api",
     "load_recipe": "isthmus.recipes",
     "merge": "isthmus.api",

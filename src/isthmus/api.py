@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from isthmus.checkpoints import atomic_write_text
 from isthmus.engine import extract as extraction
 from isthmus.engine import output
 from isthmus.engine.extraction import Extraction, Ranks
@@ -20,6 +22,9 @@ from isthmus.engine.run import Outcome, run
 from isthmus.recipes import Recipe, load_recipe
 from isthmus.reports.adapter_card import adapter_card
 from isthmus.reports.card import model_card
+
+if TYPE_CHECKING:
+    from isthmus.models.connection import Connection
 
 RecipeLike: TypeAlias = Recipe | Mapping[str, Any] | str | Path
 """A recipe, a mapping with its keys, the path of its file, or YAML text."""
@@ -170,6 +175,67 @@ def align(
     return merge(
         recipe, out, workers=workers, resume=resume, overwrite=overwrite, progress=progress
     )
+
+
+def connect(
+    a: str | PathLike[str],
+    b: str | PathLike[str],
+    data: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    column: str | None = None,
+    examples: int = 256,
+    tokens: int = 128,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Connection:
+    """Align two causal language models, join them by a path, and evaluate it; write a report.
+
+    Args:
+        a: The model that stays.
+        b: The other one, of the same architecture.
+        data: Texts, as `isthmus calibrate` takes them; every other one is held out.
+        out: Folder for results.json and report.html.
+        column: The column of the texts.
+        examples: How many texts to choose.
+        tokens: Longer texts are cut after so many.
+        resume: Go on with a training of bends that was interrupted.
+        overwrite: Replace an earlier report.
+        progress: Is told how far it is.
+        settings: See `isthmus.models.connection.ConnectSettings`.
+
+    Raises:
+        SymmetryError: The models differ in architecture, or their symmetries are not known.
+        PathError: A loss is not finite, or there is no data, no bend, no causal language model.
+        CalibrationError: The data or a network cannot be used.
+        OutputError: The folder holds something else.
+    """
+    from isthmus.engine.connect import connect as run_connect
+
+    return run_connect(
+        str(a),
+        str(b),
+        Path(data),
+        Path(out),
+        settings,
+        column=column,
+        examples=examples,
+        tokens=tokens,
+        resume=resume,
+        overwrite=overwrite,
+        progress=progress,
+        write=_connection_report,
+    )
+
+
+def _connection_report(found: Connection, a: str, b: str, out: Path) -> None:
+    from isthmus.reports.connection import connection_data, write_connection_report
+
+    write_connection_report(found, a, b, out / "report.html")
+    text = json.dumps(connection_data(found, a, b), indent=1, ensure_ascii=False)
+    atomic_write_text(out / "results.json", text + "\n")
 
 
 def extract(

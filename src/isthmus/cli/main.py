@@ -11,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli import align, calibrate, demo, extract, inspect, lab, merge, methods, verify
+from isthmus.cli import (
+    align,
+    calibrate,
+    connect,
+    demo,
+    extract,
+    inspect,
+    lab,
+    merge,
+    methods,
+    verify,
+)
 from isthmus.cli.streams import give_up_what_is_left, open_streams, tell_error
 from isthmus.errors import IsthmusError
 
@@ -37,6 +48,9 @@ app.command("extract", short_help="Turn a fine-tune into a LoRA adapter of its b
 )
 app.command("align", short_help="Move a model along its symmetries next to another one.")(
     align.command
+)
+app.command("connect", short_help="Say whether two models are joined by a path of low loss.")(
+    connect.command
 )
 app.command("calibrate", short_help="Run a model on examples; keep its layers' statistics.")(
     calibrate.command

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isthmus.checkpoints import Checkpoint, align_names
-from isthmus.errors import CalibrationError, SymmetryError
+from isthmus.errors import SymmetryError
 from isthmus.models.equivalence import Equivalence, check_action, random_inputs
 from isthmus.models.network import Weights, empty_network
 from isthmus.symmetry.architectures import Architecture, Residual, architecture_of
@@ -173,23 +173,32 @@ def _checked(
 ) -> Equivalence:
     """Run the moved network before and after."""
     network = empty_network(moved)
-    stored = Weights(network, moved).stored
     of_reference = {own: name for name, own in names.items()}
-    # One parameter for every stored tensor: tied ones are given once.
-    chosen: dict[str, str] = {}
-    for parameter, _ in network.named_parameters():
-        own = stored.get(parameter)
-        if own is None or own not in of_reference:
-            raise CalibrationError(
-                f"{moved.label} has no tensor for {parameter}, so that the network cannot be run to check "
-                "the alignment",
-                "Save the model with save_pretrained from the class that config.json names.",
-            )
-        chosen[parameter] = of_reference[own]
-    by_parameter = Spec(
-        spec.axes, {parameter: spec.tensors[name] for parameter, name in chosen.items()}
+    stored = by_parameter(network, moved)
+    if missing := [name for name in stored.values() if name not in of_reference]:
+        raise SymmetryError(
+            f"{moved.label} has a tensor {missing[0]!r} that the other model lacks",
+            "Align networks of one architecture, with the same head.",
+        )
+    named = Spec(
+        spec.axes,
+        {parameter: spec.tensors[of_reference[name]] for parameter, name in stored.items()},
     )
-    parameters = dict(CheckpointTensors(moved, {p: names[name] for p, name in chosen.items()}))
+    parameters = dict(CheckpointTensors(moved, stored))
     return check_action(
-        network, by_parameter, matching.element, parameters, random_inputs(moved.config or {})
+        network, named, matching.element, parameters, random_inputs(moved.config or {})
     )
+
+
+def by_parameter(network: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+    """The checkpoint's tensor for every parameter of its network; tied ones stand once.
+
+    Args:
+        network: As `empty_network` gives it.
+        checkpoint: Its own.
+
+    Raises:
+        CalibrationError: A parameter has no tensor.
+    """
+    weights = Weights(network, checkpoint)
+    return {name: weights.source(name) for name, _ in network.named_parameters()}
