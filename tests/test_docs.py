@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
@@ -52,6 +53,8 @@ def blocks(page: str, language: str) -> list[str]:
         "docs/projection.md",
         "docs/optimizers.md",
         "docs/noise.md",
+        "docs/align.md",
+        "docs/connect.md",
         "README.md",
     ],
 )
@@ -83,6 +86,33 @@ def test_calibration_examples():
     assert result.exit_code == 0, (result.output, result.exception)
     for example in blocks("docs/calibration.md", "python"):
         exec(compile(example, "docs/calibration.md", "exec"), {})
+
+
+@pytest.fixture
+def language_models(tmp_path, monkeypatch):
+    """Two models that were trained apart, and texts."""
+    for name, seed in (("model-a", 0), ("model-b", 1)):
+        torch.manual_seed(seed)
+        saved(tmp_path / name, "llama", max_position_embeddings=256)
+        add_tokenizer(tmp_path / name, ("one", "two", "plus", "is"))
+    texts = [f"one plus {'two plus ' * number}two is one" for number in range(1, 9)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(f'{{"text": "{text}"}}' for text in texts))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", ["docs/align.md", "docs/connect.md"])
+@pytest.mark.usefixtures("language_models")
+def test_examples_with_two_language_models(page):
+    (command,) = re.findall(r"\$ isthmus (.*)", blocks(page, "console")[0])
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, (result.output, result.exception)
+
+
+@pytest.mark.usefixtures("language_models")
+def test_a_recipe_that_aligns():
+    Path("recipe.yaml").write_text(blocks("docs/align.md", "yaml")[0])
+    result = CliRunner().invoke(app, ["merge", "recipe.yaml", "aligned"])
+    assert result.exit_code == 0, (result.output, result.exception)
 
 
 def test_every_page_is_linked_from_the_readme():
