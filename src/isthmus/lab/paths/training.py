@@ -82,7 +82,7 @@ def fit(
         value = loss(network, next(batches))
         if not torch.isfinite(value):
             raise IsthmusError(
-                f"The loss of {type(network).__name__} is {float(value)} in step {step}",
+                f"The loss of {type(network).__name__} is {value.item()} in step {step}",
                 "Lower the learning rate.",
             )
         value.backward()  # type: ignore[no-untyped-call]
