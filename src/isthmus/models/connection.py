@@ -25,6 +25,7 @@ from isthmus.paths.barriers import Barrier, barrier
 from isthmus.paths.bends import Step, train_bends
 from isthmus.paths.curvature import curvature
 from isthmus.paths.curves import Bezier, Linear, PolygonalChain
+from isthmus.paths.distance import relative_distance
 from isthmus.paths.path import Path, grid
 from isthmus.paths.plane import Plane, frame, landscape
 from isthmus.paths.profile import Profile, profile
@@ -212,7 +213,7 @@ def connect_models(
     stored = by_parameter(network, a)
     first = dict(CheckpointTensors(a, stored))
     second = dict(CheckpointTensors(b, {here: names[name] for here, name in stored.items()}))
-    before = _distance(first, second)
+    before = relative_distance(first, second)
     if settings.align != "none":
         spec = symmetries(a, settings.residual).spec
         named = Spec(
@@ -235,7 +236,7 @@ def connect_models(
     return Connection(
         settings=settings,
         before=before,
-        distance=_distance(first, second),
+        distance=relative_distance(first, second),
         walks=tuple(walks),
         spectra=spectra_along(path, _SPECTRA, _chosen(first)),
         curvature=curved,
@@ -390,9 +391,3 @@ def _chosen(tensors: Mapping[str, Tensor]) -> list[str]:
     order = sorted(blocks)
     chosen = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))
     return [name for block in chosen for name in blocks[block]]
-
-
-def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    apart = sum(float((a[name] - b[name]).double().square().sum()) for name in a)
-    size = sum(float(tensor.double().square().sum()) for tensor in a.values())
-    return float((apart / size) ** 0.5) if size else 0.0

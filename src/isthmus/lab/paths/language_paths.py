@@ -27,6 +27,7 @@ from isthmus.lab.paths.results import Joined
 from isthmus.models.functional import NetworkFunction
 from isthmus.paths.bends import train_bends
 from isthmus.paths.curves import Linear, PolygonalChain
+from isthmus.paths.distance import relative_distance
 from isthmus.paths.path import Path, grid
 from isthmus.paths.spectra import spectra_along
 from isthmus.symmetry.architectures import architecture_of
@@ -123,7 +124,7 @@ class _Languages:
                 self.data,
                 ts,
                 Label(group, alignment, "linear", pair),
-                figures={"distance": _distance(a, end)},
+                figures={"distance": relative_distance(a, end)},
             )
 
         absorbed = [absorb_norms(config, each) for each in (a, b)]
@@ -191,12 +192,6 @@ class _Languages:
         return replace(
             found, figures={**found.figures, **figures}, curves={**found.curves, **curves}
         )
-
-
-def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """‖a − b‖ / ‖a‖."""
-    apart = sum(float((a[name] - b[name]).double().square().sum()) for name in a)
-    return float((apart / sum(float(x.double().square().sum()) for x in a.values())) ** 0.5)
 
 
 def run_gpt2(

@@ -20,6 +20,7 @@ from isthmus.models.activation_crosses import activation_crosses
 from isthmus.models.functional import NetworkFunction
 from isthmus.paths.bends import train_bends
 from isthmus.paths.curves import Linear, PolygonalChain
+from isthmus.paths.distance import relative_distance
 from isthmus.paths.path import Path, grid
 from isthmus.symmetry.activation_matching import match_activations
 from isthmus.symmetry.learned import match_learned
@@ -144,7 +145,7 @@ class Mlps:
                 self.data,
                 ts,
                 Label(group, name, "linear", pair),
-                figures={"distance": _distance(a, end)}
+                figures={"distance": relative_distance(a, end)}
                 | ({"seconds": seconds} if name == "weights" else {}),
             )
             for name, end in moved.items()
@@ -245,16 +246,10 @@ def _mean(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([each[name] for each in models]).mean(dim=0) for name in models[0]}
 
 
-def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """‖a − b‖ / ‖a‖."""
-    apart = sum(float((a[name] - b[name]).double().square().sum()) for name in a)
-    return float((apart / sum(float(x.double().square().sum()) for x in a.values())) ** 0.5)
-
-
 def _apart(models: list[dict[str, Tensor]]) -> float:
     """The root mean square distance to the mean, relative to its norm."""
     mean = _mean(models)
-    squares = [_distance(mean, each) ** 2 for each in models]
+    squares = [relative_distance(mean, each) ** 2 for each in models]
     return float((sum(squares) / len(squares)) ** 0.5)
 
 
