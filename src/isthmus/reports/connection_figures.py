@@ -89,7 +89,6 @@ def plane_figure(plane: Mapping[str, Any]) -> str:
         for label, x, y in (("A", ax, ay), ("B", bx, by), ("bend", cx, cy)):
             place.plot(x, y, "o", color="white")
             place.annotate(label, (x, y), color="white", xytext=(4, 4), textcoords="offset points")
-        place.set_aspect("equal")
 
     return _drawn(draw, (5.5, 4))
 
