@@ -172,6 +172,31 @@ def test_no_bends():
 
 
 @pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"rate": float("nan")}, "learning rate of nan"),
+        ({"rate": -1.0}, "learning rate of -1"),
+        ({"seed": 10**30}, "no seed 1000"),
+        ({"seed": -1}, "no seed -1"),
+    ],
+)
+def test_settings_that_mean_nothing(settings, told):
+    with pytest.raises(PathError, match=told):
+        connected(**settings)
+
+
+def test_another_tokenizer(workplace):
+    path = workplace / "b" / "tokenizer.json"
+    said = json.loads(path.read_text())
+    words = said["model"]["vocab"]
+    words["w3"], words["w4"] = words["w4"], words["w3"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(PathError, match=r"2 tokens have other ids.*\n.*one tokenizer"):
+        connected()
+
+
+@pytest.mark.usefixtures("workplace")
 def test_a_plane_without_a_bend():
     with pytest.raises(PathError, match="a straight line has two"):
         connected(plane=3)

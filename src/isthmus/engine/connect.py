@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.checkpoints import Checkpoint, atomic_write_bytes, atomic_write_text, open_checkpoint
+from isthmus.checkpoints.vocabulary import differing_tokens
 from isthmus.engine.progress import Progress, Silent
 from isthmus.errors import OutputError, PathError
 
@@ -58,12 +59,13 @@ def connect(
     from isthmus.models.data import calibration_batches
 
     asked = ConnectSettings(**settings)
-    if asked.path != "linear" and asked.bends < 1:
-        raise PathError(
-            f"A bent path has at least one bend, not {asked.bends}",
-            "Give one or more, or take the straight line.",
-        )
     with open_checkpoint(a) as first, open_checkpoint(b) as second:
+        if count := differing_tokens(first, second):
+            raise PathError(
+                f"{count:,} tokens have other ids in {b} than in {a}, so that rows of embeddings between them "
+                "mean nothing",
+                "Connect models with one tokenizer.",
+            )
         digest = _digest(
             first,
             second,

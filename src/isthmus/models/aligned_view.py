@@ -13,7 +13,7 @@ from isthmus.errors import SymmetryError
 from isthmus.models.alignment import Alignment, CheckpointTensors
 from isthmus.typing import FloatArray, StorageArray
 
-_KEPT = 4
+_KEPT = 8
 """Tensors that stay in memory, since chunks of one are read one after another."""
 
 

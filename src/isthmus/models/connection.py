@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ CONNECTED, NEARLY = 0.02, 0.2
 nearly so."""
 
 _BLOCK = re.compile(r"^(.*?\.)?(\d+)\.")
+_SEEDS = 2**40
 _SPECTRA = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -77,6 +79,17 @@ class ConnectSettings:
     plane: int = 0
     curvature: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.path != "linear" and self.bends < 1:
+            raise PathError(
+                f"A bent path has at least one bend, not {self.bends}",
+                "Give one or more, or take the straight line.",
+            )
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise PathError(f"A learning rate of {self.rate} trains nothing", "Give one above 0.")
+        if not 0 <= self.seed < _SEEDS:
+            raise PathError(f"There is no seed {self.seed}", f"Seeds are from 0 to {_SEEDS - 1}.")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isthmus.recipes.document import KeyPath
 from isthmus.recipes.problems import Problems, nearest
@@ -25,7 +25,7 @@ class Align(BaseModel):
     by: Literal["weights"] = "weights"
     to: str | None = None
     residual: Literal["auto", "none", "permutation", "signed"] = "auto"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**40)
 
     def plain(self) -> dict[str, Any]:
         """All of it, as in YAML."""
@@ -67,6 +67,8 @@ def read_align(raw: Any, path: KeyPath, problems: Problems) -> Align | None:
                 continue
             wanted = {
                 "int_type": "a whole number",
+                "greater_than_equal": "0 or more",
+                "less_than": "below 2^40",
                 "literal_error": detail.get("ctx", {}).get("expected"),
             }.get(detail["type"], "text")
             problems.add((*path, key), f"{key} must be {wanted}, not {detail['input']!r}")
