@@ -219,6 +219,7 @@ def test_a_single_example(workplace):
     (workplace / "texts.jsonl").write_text(json.dumps({"text": "w1 w2 w3"}))
     with pytest.raises(PathError, match="one example or none"):
         connected()
+    assert not (workplace / "out").exists()  # so that the next run is not in its own way
 
 
 def test_halves_share_no_example_and_lose_none():

@@ -73,11 +73,11 @@ def connect(
             {**settings, "column": column, "examples": examples, "tokens": tokens},
         )
         state = _prepare(out, digest, resume=resume, overwrite=overwrite)
-        batches = calibration_batches(
-            first, data, column=column, examples=examples, tokens=tokens, seed=asked.seed
-        )
         listener = _Told(progress or Silent())
         try:
+            batches = calibration_batches(
+                first, data, column=column, examples=examples, tokens=tokens, seed=asked.seed
+            )
             found = connect_models(
                 first,
                 second,
@@ -87,6 +87,9 @@ def connect(
                 keep=lambda new: _keep(out / STATE, new),
                 told=listener,
             )
+        except BaseException:
+            _leave(out)
+            raise
         finally:
             listener.finish()
     write(found, a, b, out)
@@ -142,6 +145,14 @@ def _prepare(out: Path, digest: str, *, resume: bool, overwrite: bool) -> dict[s
     (out / STATE).unlink(missing_ok=True)
     atomic_write_text(begun, digest + "\n")
     return None
+
+
+def _leave(out: Path) -> None:
+    """Take back the beginning of a run that left nothing to go on with."""
+    if not (out / STATE).is_file():
+        (out / WORK).unlink(missing_ok=True)
+        if not any(out.iterdir()):
+            out.rmdir()
 
 
 def _keep(path: Path, state: Mapping[str, Any]) -> None:
