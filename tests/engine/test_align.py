@@ -228,7 +228,7 @@ def test_what_a_recipe_can_say_wrong(tmp_path):
         isthmus.merge({"merge_method": "linear", "models": ["a"], "align": 3}, tmp_path)
     with pytest.raises(RecipeError, match="seed must be 0 or more"):
         isthmus.merge({"merge_method": "linear", "models": ["a"], "align": {"seed": -1}}, tmp_path)
-    with pytest.raises(RecipeError, match=r"seed must be below 2\^40"):
+    with pytest.raises(RecipeError, match="seed must be below 1099511627776"):
         isthmus.merge(
             {"merge_method": "linear", "models": ["a"], "align": {"seed": 10**20}}, tmp_path
         )

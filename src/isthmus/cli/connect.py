@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isthmus.cli.align import Residual
 from isthmus.cli.interrupts import listen_to_kill
 from isthmus.cli.text import printable, room, table
 
@@ -31,15 +32,6 @@ class AlignBy(Enum):
     WEIGHTS = "weights"
     ACTIVATIONS = "activations"
     LEARNED = "learned"
-
-
-class Residual(Enum):
-    """Which group moves the residual stream."""
-
-    AUTO = "auto"
-    NONE = "none"
-    PERMUTATION = "permutation"
-    SIGNED = "signed"
 
 
 def command(

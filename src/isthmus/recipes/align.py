@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from isthmus.recipes.document import KeyPath
-from isthmus.recipes.problems import Problems, nearest
+from isthmus.recipes.fields import read_fields
+from isthmus.recipes.problems import Problems
 
 
 class Align(BaseModel):
@@ -52,24 +53,4 @@ def read_align(raw: Any, path: KeyPath, problems: Problems) -> Align | None:
             "Write `align: weights`, or leave it out.",
         )
         return None
-    try:
-        return Align.model_validate({key: value for key, value in raw.items() if value is not None})
-    except ValidationError as error:
-        for detail in error.errors():
-            key = str(detail["loc"][0])
-            if detail["type"] == "extra_forbidden":
-                near = nearest(key, Align.model_fields)
-                hint = f"did you mean {near!r}?" if near else ""
-                known = ", ".join(Align.model_fields)
-                problems.add(
-                    (*path, key), f"unknown key {key!r} of align; {hint or f'known are {known}'}"
-                )
-                continue
-            wanted = {
-                "int_type": "a whole number",
-                "greater_than_equal": "0 or more",
-                "less_than": "below 2^40",
-                "literal_error": detail.get("ctx", {}).get("expected"),
-            }.get(detail["type"], "text")
-            problems.add((*path, key), f"{key} must be {wanted}, not {detail['input']!r}")
-        return None
+    return read_fields(Align, raw, path, problems)

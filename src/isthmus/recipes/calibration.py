@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from isthmus.recipes.document import KeyPath
-from isthmus.recipes.problems import Problems, nearest
+from isthmus.recipes.fields import read_fields
+from isthmus.recipes.problems import Problems
 
 
 class Calibration(BaseModel):
@@ -80,25 +81,4 @@ def read_calibration(raw: Any, path: KeyPath, problems: Problems) -> Calibration
             "Move it to `calibration:` at the top level.",
         )
         return None
-    try:
-        return Calibration.model_validate({k: v for k, v in raw.items() if v is not None})
-    except ValidationError as error:
-        for detail in error.errors():
-            key = str(detail["loc"][0])
-            if detail["type"] == "extra_forbidden":
-                near = nearest(key, Calibration.model_fields)
-                hint = f"did you mean {near!r}?" if near else ""
-                known = ", ".join(Calibration.model_fields)
-                problems.add(
-                    (*path, key),
-                    f"unknown key {key!r} of calibration; {hint or f'known are {known}'}",
-                )
-                continue
-            wanted = {
-                "int_type": "a whole number",
-                "greater_than_equal": "1 or more",
-                "literal_error": detail.get("ctx", {}).get("expected"),
-            }
-            words = wanted.get(detail["type"], "text")
-            problems.add((*path, key), f"{key} must be {words}, not {detail['input']!r}")
-        return None
+    return read_fields(Calibration, raw, path, problems)

@@ -136,7 +136,29 @@ def resnet_spec(network: ResNet) -> Spec:
     norm("last_norm", stream)
     tensors["head.weight"] = (FREE, on(stream, "dual"))
     tensors["head.bias"] = (FREE,)
-    return Spec(axes, tensors)
+    sites = {
+        f"stream.{number}": [
+            Site(f"stages.{number}.{place}", dimension=1)
+            for place in range(len(stage))  # type: ignore[arg-type]
+        ]
+        for number, stage in enumerate(network.stages)
+    }
+    sites |= {
+        axis: [Site(axis.replace("inside", "stages") + ".norm2", dimension=1)]
+        for axis in axes
+        if axis.startswith("inside")
+    }
+    return Spec(axes, tensors, sites)
+
+
+def learned(spec: Spec) -> Spec:
+    """The same without running statistics, whose size says nothing about how alike networks are."""
+    tensors = {
+        name: dimensions
+        for name, dimensions in spec.tensors.items()
+        if not name.endswith((".running_mean", ".running_var", ".num_batches_tracked"))
+    }
+    return Spec(spec.axes, tensors, spec.sites)
 
 
 def state(network: nn.Module) -> dict[str, Tensor]:

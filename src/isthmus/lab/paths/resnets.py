@@ -12,14 +12,17 @@ from torch import Tensor
 
 from isthmus.lab.data.pictures import Pictures
 from isthmus.lab.paths.joining import Label, joined
-from isthmus.lab.paths.networks import Normalisation, ResNet, resnet_spec, seeded
+from isthmus.lab.paths.networks import Normalisation, ResNet, learned, resnet_spec, seeded
 from isthmus.lab.paths.results import Joined
 from isthmus.lab.paths.training import Pair, cross_entropy, fit, kept, shuffled, whole
+from isthmus.models.activation_crosses import activation_crosses
 from isthmus.models.batch_norm import reset_statistics
 from isthmus.models.functional import NetworkFunction
 from isthmus.paths.curves import Linear
+from isthmus.paths.distance import relative_distance
 from isthmus.paths.mixing import Parameters
 from isthmus.paths.path import Path, grid
+from isthmus.symmetry.activation_matching import match_activations
 from isthmus.symmetry.matching import match_weights
 
 
@@ -39,7 +42,8 @@ class ResNetSettings:
         rate: AdamW's highest learning rate.
         decay: Weight decay.
         points: Of the grid along a path.
-        reset: Pictures from which statistics of BatchNorm are measured at every point.
+        reset: Training pictures from which statistics of BatchNorm are measured at every point, and on
+            which activations are matched.
     """
 
     width: int = 16
@@ -111,13 +115,22 @@ class _ResNets:
         module = self.empty(kind)
         spec = resnet_spec(module)
         function = NetworkFunction(module)
-        matching = match_weights(spec, a, b)
+        part = learned(spec)
+        matching = match_weights(
+            part, *({name: each[name] for name in part.tensors} for each in (a, b))
+        )
+        crosses = activation_crosses(module, spec, a, b, self.reset, kind="correlation")
+        moved = {
+            "none": b,
+            "weights": spec.act(matching.element, b),
+            "activations": spec.act(match_activations(spec, crosses), b),
+        }
 
         def anew(_t: float, parameters: Parameters) -> Mapping[str, Tensor]:
             return reset_statistics(module, parameters, self.reset)
 
         found = []
-        for alignment, end in (("none", b), ("weights", spec.act(matching.element, b))):
+        for alignment, end in moved.items():
             for path, prepare in (("linear", None), ("linear, reset", anew)):
                 if prepare is not None and kind != "batch":
                     continue
@@ -129,7 +142,7 @@ class _ResNets:
                         grid(self.settings.points),
                         Label(f"{kind} norm", alignment, path, f"{seeds[0]}-{seeds[1]}"),
                         prepare=prepare,
-                        figures={"distance": matching.distance} if alignment == "weights" else {},
+                        figures={"distance": relative_distance(a, end)},
                     )
                 )
         return found
