@@ -68,7 +68,7 @@ CASES = {
     "unknown key": (
         HEAD + "- model: a\nparameters: {weight: 1}\nqqq: 1\n",
         "merge.yaml:6: unknown key 'qqq'; known are merge_method, models, base_model, "
-        "parameters, dtype, out_dtype, seed, tensors, space, rank, output, calibration, "
+        "parameters, dtype, out_dtype, seed, tensors, space, rank, output, calibration, align, "
         "name (qqq)",
     ),
     "top-level key under a model": (
