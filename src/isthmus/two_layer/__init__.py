@@ -1,1 +1,0 @@
-"""Two-layer ReLU networks: activation patterns, solution sets in norm balls, connecting paths."""
