@@ -97,6 +97,13 @@ def test_merged_with_its_transformed_copy_a_model_is_itself(method, pair, tmp_pa
     assert apart(tensors(a), tensors(tmp_path / "out")) < 1e-4
 
 
+def test_a_plan_says_which_models_will_move(pair):
+    a, b = pair
+    recipe = {"merge_method": "passthrough", "models": [str(b)], "align": {"to": str(a)}}
+    with isthmus.plan(recipe) as plan:
+        assert f"moved next to {a} before the merge: {b}" in plan.notes
+
+
 def test_without_align_it_is_not(pair, tmp_path):
     a, b = pair
     entries = [{"model": str(each), "parameters": {"weight": 1.0}} for each in (a, b)]

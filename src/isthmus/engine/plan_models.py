@@ -163,6 +163,9 @@ def compute_dtype(
 
 def _notes(recipe: Recipe, models: Sequence[Checkpoint], matching: Matching) -> Iterator[str]:
     yield from recipe.notes
+    if recipe.stays is not None:
+        moved = [entry.model for entry in recipe.models if entry.model != recipe.stays]
+        yield f"moved next to {recipe.stays} before the merge: {', '.join(moved)}"
     for model in models:
         yield from (f"{model.label}: {note}" for note in model.notes)
     for parameter in recipe.method.parameters:
