@@ -12,6 +12,9 @@ import torch
 
 from isthmus.errors import IsthmusError
 from isthmus.lab.data.corpora import load_genre
+from isthmus.lab.networks.mlps import mlp, mlp_spec
+from isthmus.lab.networks.resnets import ResNet, resnet_spec
+from isthmus.lab.networks.state import state
 from isthmus.lab.paths import gpt2
 from isthmus.lab.paths.gpt2 import (
     LanguageTraining,
@@ -22,7 +25,6 @@ from isthmus.lab.paths.gpt2 import (
     tokenizer,
 )
 from isthmus.lab.paths.mlps import Mlps, MlpSettings
-from isthmus.lab.paths.networks import ResNet, mlp, mlp_spec, resnet_spec, state
 from isthmus.lab.paths.results import Joined, PathResults
 from isthmus.lab.paths.tables import grid_of
 from isthmus.lab.paths.training import fit, kept, shuffled

@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from isthmus.errors import SymmetryError
-from isthmus.lab.paths.networks import ResNet, mlp, mlp_spec, resnet_spec, state
+from isthmus.lab.networks.mlps import mlp, mlp_spec
+from isthmus.lab.networks.resnets import ResNet, resnet_spec
+from isthmus.lab.networks.state import state
 from isthmus.symmetry.matching import match_weights
 from isthmus.symmetry.spec import Spec
 from isthmus.symmetry.traced import traced_spec

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.lab.data.corpora import GENRES, load_genre
-from isthmus.lab.paths.networks import seeded
+from isthmus.lab.networks.state import seeded
 from isthmus.lab.paths.training import fit, kept
 from isthmus.optim.lion_k import Muon
 from isthmus.optim.parameter_groups import parameter_groups

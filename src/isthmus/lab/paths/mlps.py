@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.lab.networks.mlps import mlp, mlp_spec
+from isthmus.lab.networks.state import seeded
 from isthmus.lab.paths.joining import Label, joined
-from isthmus.lab.paths.networks import mlp, mlp_spec, seeded
 from isthmus.lab.paths.results import Joined
 from isthmus.lab.paths.training import Pair, cross_entropy, fit, kept, shuffled, whole
 from isthmus.models.activation_crosses import activation_crosses

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from isthmus.lab.data.pictures import Pictures
+from isthmus.lab.networks.resnets import Normalisation, ResNet, learned, resnet_spec
+from isthmus.lab.networks.state import seeded
 from isthmus.lab.paths.joining import Label, joined
-from isthmus.lab.paths.networks import Normalisation, ResNet, learned, resnet_spec, seeded
 from isthmus.lab.paths.results import Joined
 from isthmus.lab.paths.training import Pair, cross_entropy, fit, kept, shuffled, whole
 from isthmus.models.activation_crosses import activation_crosses

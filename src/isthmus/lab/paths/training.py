@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from isthmus.errors import IsthmusError
 from isthmus.lab.cache import content_key, is_made, make_folder
-from isthmus.lab.paths.networks import state
+from isthmus.lab.networks.state import state
 
 Pair = tuple[Tensor, Tensor]
 Optimizer = Callable[[nn.Module], Sequence[torch.optim.Optimizer]]

@@ -1,4 +1,4 @@
-"""Small networks with the symmetries of each: MLPs and residual networks of convolutions."""
+"""Residual networks of convolutions and their symmetries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from isthmus.symmetry.group import Group
@@ -16,46 +15,30 @@ from isthmus.symmetry.spec import FREE, Dimension, Site, Spec, on
 Normalisation = Literal["batch", "layer"]
 
 
-def mlp(inputs: int, width: int, hidden: int, classes: int) -> nn.Sequential:
-    """`hidden` layers of ReLUs, then a linear one."""
-    sizes = [inputs, *[width] * hidden]
-    layers: list[nn.Module] = []
-    for size in sizes[:-1]:
-        layers += [nn.Linear(size, width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(width, classes))
-
-
-def mlp_spec(width: int, hidden: int) -> Spec:
-    """Permutations of the units of every hidden layer; inputs and classes stay where they are."""
-    axes: dict[str, Group[Any]] = {f"hidden.{layer}": Monomial(width) for layer in range(hidden)}
-    tensors: dict[str, Sequence[Dimension]] = {}
-    before: Dimension = FREE
-    for layer in range(hidden + 1):
-        out = on(f"hidden.{layer}") if layer < hidden else FREE
-        tensors[f"{2 * layer}.weight"] = (out, before)
-        tensors[f"{2 * layer}.bias"] = (out,)
-        before = on(f"hidden.{layer}", "dual")
-    sites = {f"hidden.{layer}": (Site(str(2 * layer + 1)),) for layer in range(hidden)}
-    return Spec(axes, tensors, sites)
-
-
 class ResNet(nn.Module):
-    """Three stages of residual blocks of two 3 x 3 convolutions, pictures of one channel.
+    """Stages of residual blocks of two 3 x 3 convolutions, pictures of one channel.
 
     The stream is halved in size and doubled in width between stages by a strided 1 x 1 convolution.
+    Four stages of two blocks are as deep as a ResNet-18.
 
     Args:
         width: Channels of the first stage.
         blocks: Of each stage.
         normalisation: ``batch`` or ``layer`` (one group of all channels and places).
         classes: Outputs.
+        stages: How many.
     """
 
     def __init__(
-        self, width: int, blocks: int, normalisation: Normalisation, classes: int = 10
+        self,
+        width: int,
+        blocks: int,
+        normalisation: Normalisation,
+        classes: int = 10,
+        stages: int = 3,
     ) -> None:
         super().__init__()
-        widths = [width, 2 * width, 4 * width]
+        widths = [width * 2**stage for stage in range(stages)]
         self.stem = nn.Conv2d(1, width, 3, padding=1, bias=False)
         self.stem_norm = _norm(normalisation, width)
         self.stages = nn.ModuleList(
@@ -159,13 +142,3 @@ def learned(spec: Spec) -> Spec:
         if not name.endswith((".running_mean", ".running_var", ".num_batches_tracked"))
     }
     return Spec(spec.axes, tensors, spec.sites)
-
-
-def state(network: nn.Module) -> dict[str, Tensor]:
-    """A copy of a network's tensors, by name."""
-    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-
-
-def seeded(seed: int) -> None:
-    """Fix the start of the networks that are made next."""
-    torch.manual_seed(seed)

@@ -1,0 +1,1 @@
+"""Small networks to experiment with, and the symmetries of some."""
