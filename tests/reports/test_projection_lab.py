@@ -29,8 +29,9 @@ from isthmus.lab.projection.results import (
 from isthmus.lab.projection.settings import ProjectionSettings
 from isthmus.lab.projection.tables import checked, projection_grid, remarks
 from isthmus.lab.settings import Sizes
+from isthmus.reports.lab_page import write_page
 from isthmus.reports.projection_figures import Cloud, energy_figure
-from isthmus.reports.projection_lab import digits_page, encoders_page, language_page, write_page
+from isthmus.reports.projection_lab import digits_page, encoders_page, language_page
 
 
 def results(task="tweets", violations=()):

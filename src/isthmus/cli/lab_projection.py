@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import isthmus
-from isthmus.reports.projection_lab import digits_page, encoders_page, language_page, write_page
+from isthmus.reports.lab_page import write_page
+from isthmus.reports.projection_lab import digits_page, encoders_page, language_page
 
 
 def run(experiment: str, seeds: tuple[int, ...], out: Path, cache: Path, *, quick: bool) -> None:

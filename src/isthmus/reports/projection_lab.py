@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-from markupsafe import Markup
-
-from isthmus.lab.candidates import Recipe
 from isthmus.lab.projection.digits_results import DigitsResults
 from isthmus.lab.projection.language_settings import LanguageResults
 from isthmus.lab.projection.results import ProjectionResults
 from isthmus.lab.projection.tables import (
-    Grid,
     digits_grids,
     digits_remarks,
     language_grid,
@@ -22,31 +14,9 @@ from isthmus.lab.projection.tables import (
     projection_grid,
     remarks,
 )
-from isthmus.reports.html import figure_markup, recipe_yaml, render
+from isthmus.reports.html import figure_markup
+from isthmus.reports.lab_page import Page, markup
 from isthmus.reports.projection_figures import Cloud, energy_figure
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a report shows.
-
-    Attributes:
-        title: The heading.
-        intro: Sentences below it.
-        grids: Tables.
-        remarks: What stands below the tables.
-        figures: Markup that was escaped where it was drawn.
-        recipes: By seed and name.
-        environment: Versions.
-    """
-
-    title: str
-    intro: str
-    grids: Sequence[Grid]
-    remarks: Sequence[str]
-    figures: Sequence[Markup]
-    recipes: Mapping[str, Mapping[str, Recipe]]
-    environment: Mapping[str, str]
 
 
 def encoders_page(results: ProjectionResults) -> Page:
@@ -71,7 +41,7 @@ def encoders_page(results: ProjectionResults) -> Page:
                 accuracies = [100 * merge.mean_normalised for merge in some]
                 clouds.append(Cloud(group, energies, accuracies))
             panels.append((title, clouds))
-        figures.append(_markup(energy_figure(panels, "accuracy, % of the experts'")))
+        figures.append(markup(energy_figure(panels, "accuracy, % of the experts'")))
     return Page(
         title="Output-space projection of full fine-tunes",
         intro=f"{len(results.tasks)} fine-tunes of {what}, all layers, merged in "
@@ -100,14 +70,13 @@ def digits_page(results: DigitsResults) -> Page:
                 label = f"{count} experts"
                 clouds.append(Cloud(label, energies, [100 * row.accuracy for row in rows]))
             panels.append((f"{title}, {calibration} pictures", clouds))
-        figures.append(_markup(energy_figure(panels, "accuracy among ten digits, %")))
+        figures.append(markup(energy_figure(panels, "accuracy among ten digits, %")))
     return Page(
         title="Output-space projection of one layer",
         intro="Experts of disjoint digits of MNIST, one linear layer on 14 x 14 pixels.",
         grids=digits_grids(results),
         remarks=[*digits_remarks(results)],
         figures=figures,
-        recipes={},
         environment=results.environment,
     )
 
@@ -124,23 +93,3 @@ def language_page(results: LanguageResults) -> Page:
         recipes={f"Seed {seed.seed}": seed.recipes for seed in results.seeds},
         environment=results.environment,
     )
-
-
-def write_page(page: Page, path: Path, root: Path | None = None) -> None:
-    """Write a report, replacing what is there.
-
-    Args:
-        page: What to show.
-        path: The file.
-        root: The folder that paths in recipes are shown relative to.
-    """
-    text = render(
-        "projection_lab.html.jinja",
-        page=page,
-        as_yaml=lambda recipe: recipe_yaml(recipe, root),
-    )
-    path.write_text(text, encoding="utf-8")
-
-
-def _markup(svg: str) -> Markup:
-    return Markup(svg)  # noqa: S704 (the SVG writer escapes labels)

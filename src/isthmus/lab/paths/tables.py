@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from isthmus.lab.grid import Grid
 from isthmus.lab.paths.results import PathResults
-from isthmus.lab.projection.tables import Grid
 
 
 def grid_of(results: PathResults) -> Grid:

@@ -4,45 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import sqrt
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
 from isthmus.lab.candidates import listed
+from isthmus.lab.grid import Grid
 from isthmus.lab.progress import Narrator
 from isthmus.lab.projection.digits_results import FAMILIES, DigitsResults
 from isthmus.lab.projection.language_settings import LanguageResults
 from isthmus.lab.projection.many import MANY
 from isthmus.lab.projection.results import Checks, Merged, ProjectionResults, correlations
 from isthmus.lab.tables import USUAL_ACCURACY
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table, for a terminal and for a page.
-
-    Attributes:
-        title: What it shows.
-        columns: Headings; the first column is text, the others are figures.
-        rows: As many cells each as there are headings.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def table(self) -> Table:
-        """For a terminal of 80 columns: headings fold, figures do not."""
-        table = Table(title=self.title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        table.add_column(self.columns[0], overflow="fold")
-        for name in self.columns[1:]:
-            table.add_column(name, justify="right", overflow="fold", min_width=4)
-        for row in self.rows:
-            table.add_row(*map(Text, row))
-        return table
 
 
 def tell(grids: Sequence[Grid], remarks: Iterator[str], narrator: Narrator) -> None:
