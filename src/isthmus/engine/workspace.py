@@ -7,9 +7,7 @@ whatever else is found says how far a merge came.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.checkpoints import atomic_write_text
+from isthmus.checkpoints.locking import locked, not_writable
 from isthmus.engine.manifest import MANIFEST, WORK, Manifest, read_manifest
 from isthmus.errors import OutputError
 
@@ -89,7 +88,7 @@ def finish_commit(out: Path) -> None:
         shutil.rmtree(out / DONE, ignore_errors=True)
         work.rename(out / DONE)
     except OSError as error:
-        raise _not_writable(out, error) from error
+        raise not_writable(out, error) from error
     shutil.rmtree(out / DONE, ignore_errors=True)
 
 
@@ -100,7 +99,7 @@ def complete_commit(out: Path) -> None:
         OutputError: if another process is at it, or files cannot be moved.
     """
     if is_committing(out):
-        with _locked(out):
+        with locked(out, "another merge is being written to"):
             finish_commit(out)
 
 
@@ -124,41 +123,14 @@ def open_workspace(out: Path, digest: str, *, resume: bool, overwrite: bool) -> 
             a merge and neither `resume` nor `overwrite` is given.
     """
     require_ours(out, allowed=overwrite or resume)
-    with _locked(out):
+    with locked(out, "another merge is being written to"):
         work = out / WORK
         try:
             work.mkdir(exist_ok=True)
             resumed = _begin(work, digest, resume=resume)
         except OSError as error:
-            raise _not_writable(out, error) from error
+            raise not_writable(out, error) from error
         yield Workspace(out, resumed)
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Hold the folder itself, made when missing, against other merges."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise _not_writable(out, error) from error
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"another merge is being written to {out}", "Wait for it, or stop it first."
-            ) from error
-        yield
-    finally:
-        os.close(folder)
-
-
-def _not_writable(out: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"{out} cannot be written: {error.strerror}",
-        "Choose another folder, or see to its permissions and its disk.",
-    )
 
 
 def _begin(work: Path, digest: str, *, resume: bool) -> bool:
@@ -197,7 +169,7 @@ def require_ours(out: Path, *, allowed: bool) -> None:
     except NotADirectoryError as error:
         raise OutputError(f"{out} is a file", "Name a folder for the output.") from error
     except OSError as error:
-        raise _not_writable(out, error) from error
+        raise not_writable(out, error) from error
     manifest = _manifest_if_any(out)
     ours = {WORK, DONE, MANIFEST} if manifest or {WORK, DONE} & entries else set()
     if manifest:
@@ -212,7 +184,7 @@ def require_ours(out: Path, *, allowed: bool) -> None:
         )
     if WORK in entries and not allowed:
         # Its lock tells a running merge from an interrupted one, and has its own message.
-        with _locked(out):
+        with locked(out, "another merge is being written to"):
             raise OutputError(
                 f"{out} holds an interrupted merge",
                 "Pass --resume to go on with it, or --overwrite to start anew.",

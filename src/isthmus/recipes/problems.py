@@ -29,6 +29,10 @@ class Problems:
         """
         self._found.append((path, problem, cure))
 
+    def knows(self, path: KeyPath, problem: str) -> bool:
+        """Whether this very problem was noted there."""
+        return any((path, problem) == found[:2] for found in self._found)
+
     def raise_if_any(self) -> None:
         """Do nothing when the document is sound.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from isthmus.paths.spectra import Spectra
-from isthmus.reports.html_figures import COLOURS, plain, svg_element
+from isthmus.reports.html_figures import COLOURS, drawn, plain
 
 if TYPE_CHECKING:
     from isthmus.models.connection import Walk
@@ -32,7 +31,7 @@ def loss_figure(walks: Sequence[Walk]) -> str:
         place.grid(linewidth=0.4)
         place.legend(frameon=False)
 
-    return _drawn(draw, (7, 3.2))
+    return drawn(draw, (7, 3.2))
 
 
 def ridge_figure(spectra: Spectra, names: Sequence[str]) -> str:
@@ -70,7 +69,7 @@ def ridge_figure(spectra: Spectra, names: Sequence[str]) -> str:
         for place in list(places):
             place.set_visible(False)
 
-    return _drawn(draw, (9, 2.0 * -(-len(names) // 3)))
+    return drawn(draw, (9, 2.0 * -(-len(names) // 3)))
 
 
 def plane_figure(plane: Mapping[str, Any]) -> str:
@@ -90,17 +89,4 @@ def plane_figure(plane: Mapping[str, Any]) -> str:
             place.plot(x, y, "o", color="white")
             place.annotate(label, (x, y), color="white", xytext=(4, 4), textcoords="offset points")
 
-    return _drawn(draw, (5.5, 4))
-
-
-def _drawn(draw: Any, size: tuple[float, float]) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    # A fixed salt and no date make the file the same on every run.
-    with rc_context({"svg.hashsalt": "isthmus", "svg.fonttype": "none"}):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return svg_element(buffer.getvalue())
+    return drawn(draw, (5.5, 4))

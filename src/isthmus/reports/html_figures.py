@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from isthmus.lab.evaluate import Row
 from isthmus.lab.tables import label
@@ -52,6 +53,25 @@ def accuracy_figure(rows: Sequence[Row], tasks: Sequence[str]) -> str:
         axes.set_xlabel("test accuracy, % of the task's own expert")
         figure.suptitle("What every encoder keeps of each expert's accuracy")
         figure.legend(loc="outside lower center", ncols=len(tasks), frameon=False)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return svg_element(buffer.getvalue())
+
+
+def drawn(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
+    """A figure as an ``<svg>`` element, the same text every time.
+
+    Args:
+        draw: Draws on a matplotlib figure.
+        size: Width and height in inches.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # A fixed salt and no date make the file the same on every run.
+    with rc_context({"svg.hashsalt": "isthmus", "svg.fonttype": "none"}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return svg_element(buffer.getvalue())

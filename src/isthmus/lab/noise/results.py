@@ -1,0 +1,158 @@
+"""What the pairs of a sweep say about merging and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from isthmus.lab.noise.curve import Curve, Optimum, optimum, smooth_curve
+from isthmus.lab.noise.settings import PairSettings
+from isthmus.lab.sweeps.run import RunRecord
+
+KNOBS = ("noise_scale", "lr", "batch", "lr/batch", "effective_noise_scale", "distance")
+"""What gains are drawn against. The last two are measured, not set."""
+
+FIGURES = (
+    "gain",
+    "gain_over_best",
+    "loss_gain",
+    "accuracy",
+    "merged_accuracy",
+    "barrier",
+    "training_barrier",
+    "distance",
+    "cka",
+    "effective_noise_scale",
+    "rebasin_barrier",
+    "rebasin_training_barrier",
+)
+_SHOWN = (
+    "architecture",
+    "optimizer",
+    "lr",
+    "batch",
+    "momentum",
+    "weight_decay",
+    "augment",
+    "shared",
+)
+_FEWEST = 4
+"""Points for a curve."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The pairs of one setting, of several seeds.
+
+    Attributes:
+        settings: What decides it, without the seed.
+        noise_scale: Of the settings.
+        seeds: Pairs that did not diverge.
+        diverged: Pairs that did.
+        means: By name, figures of the pairs; none if all diverged.
+        deviations: Over seeds; where there are two at least.
+    """
+
+    settings: Mapping[str, Any]
+    noise_scale: float
+    seeds: int
+    diverged: int
+    means: Mapping[str, float]
+    deviations: Mapping[str, float]
+
+    def knob(self, name: str) -> float | None:
+        """One of `KNOBS`; None where it was not measured."""
+        if name == "noise_scale":
+            return self.noise_scale
+        if name == "lr/batch":
+            return float(self.settings["lr"] / self.settings["batch"])
+        found = self.settings.get(name, self.means.get(name))
+        return None if found is None else float(found)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The points of one network, one way of sharing.
+
+    Attributes:
+        name: For people.
+        points: In the order of their noise scale.
+        curves: By knob, the merging gain as a function of that knob alone.
+        highest: Of the curve in the noise scale.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    curves: Mapping[str, Curve]
+    highest: Optimum | None
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """By knob, the spread around its curve relative to that around the curve in the noise scale."""
+        if "noise_scale" not in self.curves:
+            return {}
+        own = self.curves["noise_scale"].spread
+        return {name: curve.spread / own for name, curve in self.curves.items() if own > 0}
+
+
+def panel(
+    name: str,
+    runs: Iterable[Mapping[str, Any]],
+    records: Iterable[RunRecord],
+    figure: str = "gain",
+) -> Panel:
+    """Gather the records of a panel's runs.
+
+    Args:
+        name: For people.
+        runs: Their settings.
+        records: Of the sweep; others are left out.
+        figure: What is drawn as a curve.
+    """
+    by_settings = {PairSettings(**record.settings): record for record in records}
+    groups: dict[PairSettings, list[RunRecord]] = {}
+    for run in runs:
+        settings = PairSettings(**run)
+        record = by_settings.get(settings)
+        if record is not None and record.status != "failed":
+            groups.setdefault(settings.model_copy(update={"seed": 0}), []).append(record)
+    points = sorted(
+        (_point(settings, found) for settings, found in groups.items()),
+        key=lambda point: point.noise_scale,
+    )
+    good = [point for point in points if point.seeds]
+    curves = {}
+    for knob in KNOBS:
+        places = [point.knob(knob) for point in good]
+        if len(good) >= _FEWEST and all(place is not None and place > 0 for place in places):
+            curves[knob] = smooth_curve(
+                np.array(places), np.array([point.means[figure] for point in good])
+            )
+    return Panel(
+        name,
+        tuple(points),
+        curves,
+        optimum(curves["noise_scale"]) if "noise_scale" in curves else None,
+    )
+
+
+def _point(settings: PairSettings, records: Sequence[RunRecord]) -> Point:
+    done = [record.metrics for record in records if record.status == "done"]
+    values = {
+        name: [float(metrics[name]) for metrics in done]
+        for name in FIGURES
+        if done and all(name in metrics for metrics in done)
+    }
+    everything = settings.model_dump()
+    return Point(
+        {name: everything[name] for name in _SHOWN},
+        settings.noise_scale,
+        len(done),
+        len(records) - len(done),
+        {name: fmean(found) for name, found in values.items()},
+        {name: stdev(found) for name, found in values.items() if len(found) > 1},
+    )

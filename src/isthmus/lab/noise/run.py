@@ -1,0 +1,99 @@
+"""`isthmus lab noise`: train the pairs, draw gains against knobs and noise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from isthmus.lab.grid import Grid
+from isthmus.lab.machine import environment
+from isthmus.lab.noise.grids import noise_panels, noise_sweep
+from isthmus.lab.noise.results import Panel, panel
+from isthmus.lab.noise.tables import collapse_grid, optimum_grid, remarks
+from isthmus.lab.progress import Narrator
+from isthmus.lab.results_file import write_results
+from isthmus.lab.sweeps.run import Executor, run_sweep
+
+
+@dataclass(frozen=True)
+class NoiseResults:
+    """All panels.
+
+    Attributes:
+        panels: In the order of the report.
+        seconds: Of all trainings together, each on one core.
+        environment: Versions.
+    """
+
+    panels: tuple[Panel, ...]
+    seconds: float
+    environment: dict[str, str]
+
+    @property
+    def grids(self) -> tuple[Grid, Grid]:
+        """The two tables that sum up."""
+        return collapse_grid(self.panels), optimum_grid(self.panels)
+
+    def write(self, path: Path) -> None:
+        """As JSON; curves without their points, which stand beside them."""
+        write_results(
+            path,
+            {
+                "environment": self.environment,
+                "seconds": round(self.seconds, 1),
+                "panels": [_panel(each) for each in self.panels],
+            },
+            indent=1,
+        )
+
+
+def run_noise(
+    output: Path,
+    *,
+    cache: Path = Path(".cache"),
+    quick: bool = False,
+    workers: int = 2,
+    executor: Executor = "local",
+    narrator: Narrator | None = None,
+) -> NoiseResults:
+    """Train what is not trained yet, write ``results.json``, print the tables.
+
+    Args:
+        output: The sweep's folder; made if it is missing, gone on with if it is there.
+        cache: Where `make data` put its data.
+        quick: A coarse grid of MLPs.
+        workers: Trainings side by side.
+        executor: Where they run.
+        narrator: Shows the progress; on standard output by default.
+
+    Raises:
+        IsthmusError: Data are missing, or the folder is another sweep's or in use.
+    """
+    told = Narrator() if narrator is None else narrator
+    panels = noise_panels(quick=quick)
+    records = run_sweep(
+        noise_sweep(panels), output, workers=workers, executor=executor, cache=cache, narrator=told
+    )
+    results = NoiseResults(
+        tuple(panel(name, runs, records) for name, runs in panels.items()),
+        sum(record.seconds for record in records),
+        environment(threads=1),
+    )
+    results.write(output / "results.json")
+    for grid in results.grids:
+        told.console.print(grid.table())
+    for line in remarks(results.panels):
+        told.say(line)
+    told.say(f"Results are in {output / 'results.json'}")
+    return results
+
+
+def _panel(found: Panel) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "spreads": {knob: curve.spread for knob, curve in found.curves.items()},
+        "bandwidths": {knob: curve.bandwidth for knob, curve in found.curves.items()},
+        "optimum": None if found.highest is None else asdict(found.highest),
+        "points": [asdict(point) for point in found.points],
+    }

@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one experiment, kept in a folder, resumable at any point."""

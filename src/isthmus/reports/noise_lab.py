@@ -1,0 +1,83 @@
+"""The report of `isthmus lab noise`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from isthmus.lab.noise.results import Panel
+from isthmus.lab.noise.run import NoiseResults
+from isthmus.lab.noise.tables import point_grid, remarks
+from isthmus.reports.html_figures import COLOURS, MARKERS, drawn, plain
+from isthmus.reports.lab_page import Page, markup
+
+_DRAWN = {"lr": "learning rate", "batch": "batch size", "noise_scale": "noise scale"}
+_MEASURED = {
+    "effective_noise_scale": "effective noise scale, measured",
+    "distance": "distance of the parents",
+}
+
+
+def noise_page(results: NoiseResults) -> Page:
+    """Tables, sentences, and for every panel the gain against each knob and against the noise scale."""
+    return Page(
+        title="When models merge: the noise of their training",
+        intro="Pairs of networks that differ in the order of their data only, merged by their mean. The merging "
+        "gain is the merged model's accuracy minus the mean of its parents'; colours are batch sizes, bars "
+        "are standard deviations over seeds, lines the smooth curve in that knob alone.",
+        grids=[*results.grids, *map(point_grid, results.panels)],
+        remarks=[*remarks(results.panels)],
+        figures=[markup(gain_figure(panel)) for panel in results.panels],
+        environment=results.environment,
+    )
+
+
+def gain_figure(panel: Panel) -> str:
+    """Draw the merging gain against learning rate, batch size, noise scale, and what was measured.
+
+    Returns:
+        An ``<svg>`` element, the same text for the same numbers.
+    """
+    knobs = _DRAWN | {
+        name: label
+        for name, label in _MEASURED.items()
+        if any(name in point.means for point in panel.points)
+    }
+
+    def draw(figure: Any) -> None:
+        figure.suptitle(plain(panel.name))
+        axes = figure.subplots(1, len(knobs), sharey=True, squeeze=False)[0]
+        for place, (knob, label) in zip(axes, knobs.items(), strict=True):
+            _scatter(place, panel, knob)
+            place.set_xscale("log")
+            place.set_xlabel(label)
+            place.axhline(0, color="black", linewidth=0.6)
+            place.grid(linewidth=0.4)
+        axes[0].set_ylabel("merging gain, points")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+
+    return drawn(draw, (3.2 * len(knobs), 3.8))
+
+
+def _scatter(place: Any, panel: Panel, knob: str) -> None:
+    points = [point for point in panel.points if point.seeds and (point.knob(knob) or 0) > 0]
+    batches: Sequence[int] = sorted({point.settings["batch"] for point in points})
+    for number, batch in enumerate(batches):
+        some = [point for point in points if point.settings["batch"] == batch]
+        place.errorbar(
+            [point.knob(knob) for point in some],
+            [100 * point.means["gain"] for point in some],
+            yerr=[100 * point.deviations.get("gain", 0.0) for point in some],
+            linestyle="none",
+            marker=MARKERS[number % len(MARKERS)],
+            color=COLOURS[number % len(COLOURS)],
+            elinewidth=0.6,
+            markersize=4,
+            label=f"batch {batch}",
+        )
+    if (curve := panel.curves.get(knob)) is not None and len(set(curve.x)) > len(batches):
+        places = np.geomspace(curve.x.min(), curve.x.max(), 100)
+        place.plot(places, 100 * curve.at(places), color="grey", linewidth=1)
