@@ -117,7 +117,6 @@ def _from_datasets(name: str, context: int) -> Data:
             f"{name} is read by the package datasets, which is not installed",
             "pip install datasets",
         ) from error
-    # Quiet: what is missing is told below, once.
     try:
         found = datasets.load_dataset(name)
     except Exception as error:
@@ -162,7 +161,7 @@ def _columns(name: str, training: Any, test: Any, context: int) -> Data:
             f"{name} has the columns {', '.join(training.features)}: no pictures with classes, and no text",
             "The lab trains on a column of pictures and one of classes, or on a column of text.",
         )
-    joined = ["\n\n".join(part[text]) for part in (training, test)]
+    joined = ["\n\n".join(each for each in part[text] if each) for part in (training, test)]
     return _text(joined[0], joined[1], context, name)
 
 
@@ -173,10 +172,17 @@ def _pictures(name: str, part: Any, picture: str, label: str) -> tuple[Tensor, T
         grey = each.mode in ("1", "L")
         values = np.asarray(each.convert("L" if grey else "RGB"), dtype=np.float32) / 255
         images.append(values[None] if grey else values.transpose(2, 0, 1))
+    labels = list(part[label])
+    # The Hub writes -1 where the answers are kept secret.
+    if not labels or any(each is None or each < 0 for each in labels):
+        raise IsthmusError(
+            f"{name} has pictures without a class, or a part without pictures",
+            "Give it a part `train`, and no part `test` or `validation` that lacks classes.",
+        )
     sizes = {image.shape for image in images}
     if len(sizes) != 1:
         raise IsthmusError(
             f"{name} has pictures of {len(sizes)} sizes, such as {sorted(sizes)[:2]}",
             "Give them one size.",
         )
-    return torch.from_numpy(np.stack(images)), torch.tensor(part[label], dtype=torch.int64)
+    return torch.from_numpy(np.stack(images)), torch.tensor(labels, dtype=torch.int64)
