@@ -39,28 +39,52 @@ def text_batches(
         CalibrationError: if no text has any token, a text is longer than the model allows, or the
             tokenizer gives an id that the model has no embedding for.
     """
+    rows = [row for row in text_rows(examples, tokenizer, config, tokens) if row]
+    rows.sort(key=lambda row: (-len(row), row))
+    return [padded(part, config) for part in _parts(rows)]
+
+
+def text_rows(
+    examples: Sequence[Example], tokenizer: Any, config: Mapping[str, Any], tokens: int
+) -> list[list[int]]:
+    """The tokens of each example, in the same order, none for some perhaps; see `text_batches`.
+
+    Raises:
+        CalibrationError: as `text_batches`.
+    """
     described = config.get("text_config", config)
-    rows = [row for example in examples if (row := _ids(example, tokenizer, tokens))]
-    if not rows:
+    rows = [_ids(example, tokenizer, tokens) for example in examples]
+    if not any(rows):
         raise CalibrationError(
             "the calibration examples have no tokens",
             "Give texts that the model's tokenizer knows.",
         )
-    rows.sort(key=lambda row: (-len(row), row))
     longest = _longest(described, tokenizer)
-    if longest is not None and len(rows[0]) > longest:
+    most = max(map(len, rows))
+    if longest is not None and most > longest:
         raise CalibrationError(
-            f"a calibration example has {len(rows[0])} tokens; the model takes {longest}",
+            f"a calibration example has {most} tokens; the model takes {longest}",
             f"Cut examples shorter: tokens: {longest} in a recipe, --tokens {longest} for isthmus calibrate.",
         )
     size = described.get("vocab_size")
-    largest = max(map(max, rows))
+    largest = max(max(row) for row in rows if row)
     if size is not None and largest >= size:
         raise CalibrationError(
             f"the tokenizer gives the id {largest}; the model has {size} embeddings",
             "Use the tokenizer that belongs to the model.",
         )
-    return [_padded(part, described.get("pad_token_id") or 0) for part in _parts(rows)]
+    return rows
+
+
+def padded(rows: Sequence[Sequence[int]], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """One batch of the rows: `input_ids` and `attention_mask`, both of shape [rows, longest row]."""
+    pad = config.get("text_config", config).get("pad_token_id") or 0
+    ids = torch.full((len(rows), max(map(len, rows))), pad)
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+        mask[number, : len(row)] = 1
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def image_batches(
@@ -125,12 +149,3 @@ def _parts(rows: list[list[int]]) -> Iterator[list[list[int]]]:
         count = max(1, BATCH_TOKENS // len(rows[start]))
         yield rows[start : start + count]
         start += count
-
-
-def _padded(rows: list[list[int]], pad: int) -> dict[str, Tensor]:
-    ids = torch.full((len(rows), len(rows[0])), pad)
-    mask = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = torch.tensor(row)
-        mask[number, : len(row)] = 1
-    return {"input_ids": ids, "attention_mask": mask}

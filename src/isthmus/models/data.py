@@ -53,11 +53,11 @@ def calibration_batches(
         raise CalibrationError(
             f"{checkpoint.label} has no config.json", "Name a folder in the Hub's layout."
         )
-    folder = _folder(checkpoint.path)
-    if _sees_alone(config):
+    folder = folder_of(checkpoint.path)
+    if sees_alone(config):
         images = sample_images(read_images(data), examples, seed)
-        processor = _processor(folder)
-        with _about(data, checkpoint):
+        processor = processor_in(folder)
+        with about(data, checkpoint):
             return image_batches(images, config, processor)
     if not data.exists() and is_dataset_name(str(data)):
         found = read_hub_examples(str(data), column)
@@ -65,14 +65,14 @@ def calibration_batches(
         found = read_examples(data, column)
     chosen = sample_examples(found, examples, seed)
     if lender is not None and lender.path is not None and not _has_tokenizer(folder):
-        folder = _folder(lender.path)
-    tokenizer = _tokenizer(folder)
-    with _about(data, checkpoint):
+        folder = folder_of(lender.path)
+    tokenizer = tokenizer_in(folder)
+    with about(data, checkpoint):
         return text_batches(chosen, tokenizer, config, tokens)
 
 
 @contextmanager
-def _about(data: Path, checkpoint: Checkpoint) -> Iterator[None]:
+def about(data: Path, checkpoint: Checkpoint) -> Iterator[None]:
     """Errors name the data and the model, of which a merge has several."""
     try:
         yield
@@ -82,7 +82,8 @@ def _about(data: Path, checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def _folder(path: Path) -> Path:
+def folder_of(path: Path) -> Path:
+    """Where the files beside a model are: tokenizer, image processor."""
     return path if path.is_dir() else path.parent
 
 
@@ -90,11 +91,17 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
-def _sees_alone(config: Mapping[str, Any]) -> bool:
+def sees_alone(config: Mapping[str, Any]) -> bool:
+    """Whether a model takes images and no text."""
     return "image_size" in config and "vocab_size" not in config and "text_config" not in config
 
 
-def _tokenizer(folder: Path) -> Any:
+def tokenizer_in(folder: Path) -> Any:
+    """The tokenizer of a model's folder.
+
+    Raises:
+        CalibrationError: if there is none that can be loaded.
+    """
     import transformers
 
     try:
@@ -107,7 +114,12 @@ def _tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def _processor(folder: Path) -> Any:
+def processor_in(folder: Path) -> Any:
+    """The image processor of a model's folder; None if it has none.
+
+    Raises:
+        CalibrationError: if there is one that cannot be loaded.
+    """
     if not (folder / _PROCESSOR).exists():
         return None
     import transformers

@@ -8,7 +8,7 @@ import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from isthmus.errors import CalibrationError
 
@@ -18,6 +18,8 @@ TEXT, CHAT = "text", "messages"
 Message: TypeAlias = Mapping[str, Any]
 Example: TypeAlias = str | Sequence[Message]
 """A text, or a conversation: messages with `role` and `content`."""
+
+_Any = TypeVar("_Any")
 
 _BATCH_ROWS = 1024
 _MAX_CELL = 1 << 27
@@ -40,29 +42,39 @@ def read_examples(path: Path, column: str | None = None) -> Iterator[Example]:
             missing or holds something else.
     """
     empty = True
-    for file in _files(path):
-        for place, row in _READERS[file.suffix.lower()](file):
-            example = example_of(row, column, f"{file}, {place}")
-            if example:
-                empty = False
-                yield example
+    for place, row in read_rows(path):
+        example = example_of(row, column, place)
+        if example:
+            empty = False
+            yield example
     if empty:
         raise CalibrationError(f"{path} holds no examples", "Give a file with at least one text.")
 
 
-def sample_examples(examples: Iterable[Example], count: int, seed: int) -> list[Example]:
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file or folder as they are, each after its place, for errors; see `read_examples`.
+
+    Raises:
+        CalibrationError: if nothing is there, or a file is damaged or not in UTF-8.
+    """
+    for file in _files(path):
+        for place, row in _READERS[file.suffix.lower()](file):
+            yield f"{file}, {place}", row
+
+
+def sample_examples(examples: Iterable[_Any], count: int, seed: int) -> list[_Any]:
     """Choose examples at random, without replacement.
 
     Each example draws its lot from the seed and its own content, so that the choice and its order do
     not depend on the order of the examples, nor on how they are spread over files.
 
     Args:
-        examples: Read once; no more than `count` are held.
+        examples: Read once; no more than `count` are held. Such as JSON can write.
         count: How many to choose; all of them where there are fewer.
         seed: Another seed, another choice.
     """
 
-    def drawn(example: Example) -> bytes:
+    def drawn(example: _Any) -> bytes:
         content = json.dumps(example, ensure_ascii=False, sort_keys=True)
         return lot(content.encode("utf-8", "surrogatepass"), seed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from isthmus.errors import CalibrationError
 from isthmus.models.examples import Example, example_of
@@ -31,6 +32,18 @@ def read_hub_examples(text: str, column: str | None = None) -> Iterator[Example]
         CalibrationError: if `datasets` is not installed, the dataset cannot be had, or the column is missing
             or holds something else.
     """
+    for place, row in read_hub_rows(text):
+        example = example_of(row, column, place)
+        if example:
+            yield example
+
+
+def read_hub_rows(text: str) -> Iterator[tuple[str, Any]]:
+    """The first rows of a dataset on the Hub as they are, each after its place, for errors.
+
+    Raises:
+        CalibrationError: if `datasets` is not installed, or the dataset cannot be had.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -44,14 +57,8 @@ def read_hub_examples(text: str, column: str | None = None) -> Iterator[Example]
     try:
         # Code that a dataset brings is not run: the library refuses it unless told otherwise.
         rows = datasets.load_dataset(found["name"], found["config"], split=split, streaming=True)
-        numbered = enumerate(islice(rows, MOST))
-        yield from (
-            example
-            for number, row in numbered
-            if (example := example_of(row, column, f"{text}, row {number}"))
-        )
-    except CalibrationError:
-        raise
+        for number, row in enumerate(islice(rows, MOST)):
+            yield f"{text}, row {number}", row
     except Exception as error:  # its errors, and those of the network beneath it, are of many kinds
         reason = " ".join(str(error).split())[:300]
         raise CalibrationError(

@@ -7,7 +7,7 @@ import heapq
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 _IDX = (".idx", "-ubyte", ".idx.gz", "-ubyte.gz")
 _UNSIGNED_BYTE = 8
+_DIMENSIONS = {"images": (3, 4), "labels": (1,)}
 
 Image = NDArray[np.float32]
 
@@ -43,7 +44,9 @@ def read_images(path: Path) -> Iterator[Image]:
             f"{path}: images are read from folders and from idx files",
             f"An idx file's name ends in {', '.join(_IDX)}.",
         )
-    return iter(_idx(path))
+    pixels = read_idx(path, "images")
+    images = pixels.astype(np.float32) / np.float32(255)
+    return iter(images[..., None] if pixels.ndim == 3 else images)
 
 
 def sample_images(images: Iterable[Image], count: int, seed: int) -> list[Image]:
@@ -76,8 +79,12 @@ def _folder(path: Path) -> Iterator[Image]:
         yield pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _idx(path: Path) -> Image:
-    """Shape [images, height, width, channels]."""
+def read_idx(path: Path, kind: Literal["images", "labels"]) -> NDArray[np.uint8]:
+    """The array of an idx file of bytes, gzipped or not: three or four dimensions for images, one for labels.
+
+    Raises:
+        CalibrationError: if it is damaged, empty or of another kind.
+    """
     try:
         raw = path.read_bytes()
         content = gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -89,10 +96,10 @@ def _idx(path: Path) -> Image:
         )
     dimensions = content[3]
     start = 4 + 4 * dimensions
-    if dimensions not in (3, 4) or len(content) < start:
+    if dimensions not in _DIMENSIONS[kind] or len(content) < start:
         raise CalibrationError(
-            f"{path} has {dimensions} dimensions, not those of images",
-            "Labels are not needed: give the file of the images.",
+            f"{path} has {dimensions} dimensions, not those of {kind}",
+            f"{'Labels are not needed: g' if kind == 'images' else 'G'}ive the file of the {kind}.",
         )
     shape: list[Any] = np.frombuffer(content[4:start], ">u4").tolist()
     expected = start + int(np.prod(shape, dtype=object))
@@ -102,7 +109,5 @@ def _idx(path: Path) -> Image:
             "Download it again.",
         )
     if not shape[0]:
-        raise CalibrationError(f"{path} holds no images")
-    pixels = np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-    images = pixels.astype(np.float32) / np.float32(255)
-    return images[..., None] if dimensions == 3 else images
+        raise CalibrationError(f"{path} holds no {kind}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
