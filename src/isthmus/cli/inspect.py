@@ -32,6 +32,45 @@ def command(
         Path | None,
         typer.Option(help="Write the diagnosis on calibration inputs as HTML, with a figure."),
     ] = None,
+    noise: Annotated[
+        bool, typer.Option("--noise", help="Measure the noise of one model's gradients on --data.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|FOLDER|NAME",
+            help="For --noise: texts as isthmus calibrate takes them, with labels for a classifier; "
+            "for images a folder of folders by class, an idx file, or a name such as mnist.",
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples of a micro-batch.")] = 4,
+    examples: Annotated[int, typer.Option(min=1, help="Examples to choose at random.")] = 256,
+    tokens: Annotated[int, typer.Option(min=2, help="Longer texts are cut after so many.")] = 256,
+    column: Annotated[
+        str | None,
+        typer.Option(help="The column of the texts; by default text, or else messages."),
+    ] = None,
+    label_column: Annotated[
+        str | None,
+        typer.Option(help="The column of the classes; by default label, or else labels."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another choice of examples.")] = 0,
+    sign: Annotated[
+        bool, typer.Option("--sign", help="Also the noise scale for Lion and Signum.")
+    ] = False,
+    spectral: Annotated[
+        bool, typer.Option("--spectral", help="Also the noise scale for Muon.")
+    ] = False,
+    training: Annotated[
+        Path | None,
+        typer.Option(
+            help="How the model was trained: trainer_state.json, training arguments as JSON or YAML, or "
+            "their folder. Adds the effective noise scale."
+        ),
+    ] = None,
+    cache: Annotated[
+        Path, typer.Option(help="Where `make data` put its data, for names such as mnist.")
+    ] = Path(".cache"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     all_modules: Annotated[
         bool, typer.Option("--all", help="Print every module or layer, not ten of them.")
@@ -46,17 +85,38 @@ def command(
     With calibration statistics of the experts you also see, for every linear layer and in all, how
     much of the experts' outputs each merge can keep, which one to take, and which layers hurt.
 
+    With --noise you see how noisy one model's gradients are on your data: the batch size at which noise
+    equals signal, and with --training what that came to in its training.
+
     Exits with 1 when the models cannot be merged whole.
 
     \b
-    Example:
+    Examples:
         isthmus inspect ./base ./math ./code --calibration math.stats --calibration code.stats
+        isthmus inspect ./math --noise --data problems.jsonl --training ./math/trainer_state.json
     """  # noqa: D301
     from isthmus.checkpoints import open_checkpoint
     from isthmus.cli.progress import terminal_progress
     from isthmus.engine.comparison import compare
     from isthmus.errors import CalibrationError
 
+    if noise or data is not None or training is not None or sign or spectral:
+        from isthmus.cli import inspect_noise
+        from isthmus.models.noise_data import NoiseData
+
+        path = inspect_noise.required(models, noise, data, calibration, report)
+        given = NoiseData(path, batch, examples, tokens, column, label_column, seed)
+        inspect_noise.run(
+            models[0],
+            given,
+            cache=cache,
+            training=training,
+            sign=sign,
+            spectral=spectral,
+            most=None if all_modules else 10,
+            as_json=as_json,
+        )
+        return
     stored = None
     if calibration:
         from isthmus.cli import inspect_calibration
@@ -73,7 +133,7 @@ def command(
         if len(opened) == 1:
             _print_summaries(summaries, as_json)
             return
-        tokens = [_tokens(opened[0], other) for other in opened[1:]]
+        differing = [_tokens(opened[0], other) for other in opened[1:]]
         comparison = compare(opened, terminal_progress())
         diagnosis = None
         if stored is not None:
@@ -82,13 +142,13 @@ def command(
                 inspect_calibration.write_report(report, opened, *diagnosis)
     most = None if all_modules else 10
     if as_json:
-        data = {"models": summaries, "comparison": _as_data(comparison, tokens)}
+        content = {"models": summaries, "comparison": _as_data(comparison, differing)}
         if diagnosis is not None:
-            data["diagnosis"] = inspect_calibration.as_data(*diagnosis)
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+            content["diagnosis"] = inspect_calibration.as_data(*diagnosis)
+        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
     else:
         _print_summaries(summaries, as_json=False)
-        _print_comparison(comparison, tokens, most)
+        _print_comparison(comparison, differing, most)
         if diagnosis is not None:
             inspect_calibration.print_diagnosis(*diagnosis, most)
             if report is not None:

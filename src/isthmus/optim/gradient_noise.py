@@ -133,6 +133,11 @@ class GradientNoise:
         self.count = 0
         """Micro-batches so far."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that were measured, in the order of the gradients; none before the first."""
+        return tuple(self._sums)
+
     def add(self, gradients: Mapping[str, Tensor]) -> None:
         """Take the mean gradient over one micro-batch.
 
