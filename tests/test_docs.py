@@ -100,9 +100,9 @@ def language_models(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("page", ["docs/align.md", "docs/connect.md"])
+@pytest.mark.parametrize("page", ["docs/align.md", "docs/connect.md", "docs/noise.md"])
 @pytest.mark.usefixtures("language_models")
-def test_examples_with_two_language_models(page):
+def test_examples_with_language_models(page):
     (command,) = re.findall(r"\$ isthmus (.*)", blocks(page, "console")[0])
     result = CliRunner().invoke(app, shlex.split(command))
     assert result.exit_code == 0, (result.output, result.exception)

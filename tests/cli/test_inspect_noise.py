@@ -71,7 +71,7 @@ def test_what_is_printed_is_what_was_measured(model, data):
     with open_checkpoint(str(model)) as checkpoint:
         found = noise_report(checkpoint, NoiseData(data, batch=2, examples=40), sign_version=True)
     text = shown(model, "--noise", "--data", data, "--batch", 2, "--examples", 40, "--sign")
-    assert "gradients of 40 texts in micro-batches of 2, 10 blocks of 2" in text
+    assert "gradients of 40 texts in micro-batches of 2, 10 blocks of 2\n\n" in text
     for number in (found.total.trace, found.total.squared_norm, *found.total.trace_interval):
         assert f"{number:.4g}" in text
     assert f"sign version: from {found.sign.scale[0]:.4g} to {found.sign.scale[1]:.4g}" in text

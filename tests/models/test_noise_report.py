@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -322,3 +325,14 @@ def test_models_without_a_known_loss(tmp_path, data):
 def test_pictures_that_the_model_has_no_class_for(vit, data):
     given = replace(NoiseData(data), pictures=[(np.zeros((8, 8, 1), np.float32), 5)] * 20)
     assert "has the label 5; the model has 2 classes" in refused(CalibrationError, vit, given)
+
+
+def test_labelled_rows_of_the_hub(bert, monkeypatch):
+    """No hub is reached: the library's door is replaced."""
+    rows = [{"text": text, "label": index % 2} for index, text in enumerate(sentences(12))]
+    module = ModuleType("datasets")
+    module.load_dataset = lambda *_args, **_options: iter(rows)
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    batches = batches_of(bert, NoiseData(Path("org/name"), batch=3))
+    assert len(batches) == 4
+    assert sum(int(batch["labels"].sum()) for batch in batches) == 6

@@ -150,8 +150,8 @@ def _print(label: str, found: NoiseReport, most: int | None) -> None:
     typer.echo(
         printable(
             f"{label}: gradients of {found.examples:,} {what} in micro-batches of {found.batch}, "
-            f"{count(found.total.blocks, 'block')} of {found.block}\n"
-        ).rstrip()
+            f"{count(found.total.blocks, 'block')} of {found.block}"
+        )
     )
     rows = [["", "estimate", "95 % interval"]]
     total = found.total

@@ -96,6 +96,8 @@ def measured_noise(
             continue
         gradients = _gradients(network, parameters, batch, loss or model_loss, number)
         noise.add(_cut(gradients, parts, transposed, groups))
+        # Or two gradients are in memory while the next one is made.
+        del gradients
     if noise is None:
         raise TrainingError("there are no micro-batches", "give some examples")
     return noise
