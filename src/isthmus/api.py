@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from os import PathLike
@@ -135,6 +135,13 @@ def align(
     moved: str | PathLike[str],
     out: str | PathLike[str],
     *,
+    by: str = "weights",
+    data: str | PathLike[str] | None = None,
+    column: str | None = None,
+    examples: int = 64,
+    tokens: int = 128,
+    steps: int = 100,
+    axes: Sequence[str] | None = None,
     residual: str = "auto",
     seed: int = 0,
     dtype: str | None = None,
@@ -145,13 +152,20 @@ def align(
 ) -> Outcome:
     """Write a model moved along its symmetries next to another one; it computes the same.
 
-    Matched by weights; see `isthmus.symmetry.matching.match_weights`. It is a merge of one model, with the
-    key `align` in its recipe.
+    See `isthmus.symmetry.matching.match_weights`, `isthmus.symmetry.activation_matching` and
+    `isthmus.symmetry.learned`. It is a merge of one model, with the key `align` in its recipe.
 
     Args:
         reference: The model that stays.
         moved: The one that moves.
         out: The output folder; nothing that Isthmus did not write is ever replaced.
+        by: What is matched: weights, activations or learned.
+        data: Examples for activations and learned.
+        column: The column of the texts.
+        examples: How many to choose.
+        tokens: Longer texts are cut after so many.
+        steps: Of learned.
+        axes: Names or patterns of the axes to match; None for all.
         residual: The group of the residual stream: auto, none, permutation or signed.
         seed: Decides the order in which axes are visited.
         dtype: The number format of the output; that of `moved` if None.
@@ -161,15 +175,33 @@ def align(
         progress: Is told how far it is.
 
     Raises:
-        RecipeError: An unknown residual group or number format.
+        RecipeError: An unknown residual group or number format, or data that is missing or not needed.
         CheckpointError: A model cannot be opened or read.
-        SymmetryError: The models do not fit, or the function would change.
+        CalibrationError: The examples cannot be read.
+        SymmetryError: The models do not fit, there is no such axis, or the function would change.
         OutputError: The folder cannot be used.
     """
     recipe = {
         "merge_method": "passthrough",
         "models": [{"model": str(moved)}],
-        "align": {"to": str(reference), "residual": residual, "seed": seed},
+        "align": {
+            "to": str(reference),
+            "by": by,
+            "residual": residual,
+            "seed": seed,
+            "axes": None if axes is None else list(axes),
+            **(
+                {}
+                if by == "weights" and data is None
+                else {
+                    "data": None if data is None else str(data),
+                    "column": column,
+                    "examples": examples,
+                    "tokens": tokens,
+                    "steps": steps,
+                }
+            ),
+        },
         **({} if dtype is None else {"dtype": dtype}),
     }
     return merge(

@@ -26,14 +26,24 @@ def workplace(tmp_path, monkeypatch):
 def test_help_says_what_it_does():
     shown = invoke("--help").stdout
     assert "isthmus align ./model-a ./model-b -o model-b-aligned" in shown
-    for word in ("--residual", "--seed", "--dtype", "--resume", "--overwrite", "--json"):
+    for word in (
+        "--match",
+        "--data",
+        "--axes",
+        "--residual",
+        "--seed",
+        "--dtype",
+        "--resume",
+        "--overwrite",
+        "--json",
+    ):
         assert word in shown
 
 
 def test_a_copy_comes_back_and_is_described(workplace):
     result = invoke("a", "b", "-o", "out")
     assert result.exit_code == 0, result.output
-    assert "b was aligned to a: relative distance " in result.stdout
+    assert "b was aligned to a by weights: relative distance " in result.stdout
     assert result.stdout.splitlines()[-1] == "out: b in the coordinates of a"
     assert apart(tensors(workplace / "a"), tensors(workplace / "out")) < 1e-4
 
@@ -41,7 +51,7 @@ def test_a_copy_comes_back_and_is_described(workplace):
 @pytest.mark.usefixtures("workplace")
 def test_the_outcome_as_data():
     result = invoke("a", "b", "-o", "out", "--json")
-    assert "aligned to a" in json.loads(result.stdout)["notes"][-1]
+    assert "aligned to a by weights" in json.loads(result.stdout)["notes"][-1]
 
 
 def test_nothing_is_overwritten_unasked(workplace):

@@ -13,6 +13,14 @@ from isthmus.cli.interrupts import listen_to_kill
 from isthmus.cli.text import printable
 
 
+class Match(Enum):
+    """What is matched."""
+
+    WEIGHTS = "weights"
+    ACTIVATIONS = "activations"
+    LEARNED = "learned"
+
+
 class Residual(Enum):
     """Which group moves the residual stream."""
 
@@ -31,6 +39,36 @@ def command(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="B in A's coordinates; must be new, empty or ours.")
     ],
+    match: Annotated[
+        Match,
+        typer.Option(
+            help="weights: no data, and a few tensors in memory; activations: units that fire together on "
+            "data; learned: from the match by weights on, what lowers the loss halfway between the two, on "
+            "data. The last two hold both models in memory."
+        ),
+    ] = Match.WEIGHTS,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Texts or pictures for activations and learned, as `isthmus calibrate` takes them.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(help="The column of the texts.", show_default="text, or else messages"),
+    ] = None,
+    examples: Annotated[int, typer.Option(help="How many, chosen at random.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Longer texts are cut after so many.")] = 128,
+    steps: Annotated[int, typer.Option(help="Of learned.")] = 100,
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Match these axes alone; * stands for any characters, and the option may be repeated. A name "
+            "that fits none has them listed.",
+            show_default="all",
+        ),
+    ] = None,
     residual: Annotated[
         Residual,
         typer.Option(
@@ -57,12 +95,14 @@ def command(
     any change of what it computes. Two networks that were trained apart differ by such a change, and merge
     badly until it is undone. Fine-tunes of one base need no alignment.
 
-    B is matched to A by its weights, run before and after on random tokens in float64, and written only if
-    its outputs are the same. The same in a recipe: `align: weights`.
+    B is matched to A, run before and after on random inputs in float64, and written only if its outputs are
+    the same. The same in a recipe: `align: weights`, or `align: {by: activations, data: texts.jsonl}`.
 
     \b
-    Example:
+    Examples:
         isthmus align ./model-a ./model-b -o model-b-aligned
+        isthmus align ./model-a ./model-b -o model-b-aligned --match activations --data texts.jsonl
+        isthmus align ./model-a ./model-b -o model-b-aligned --axes 'mlp.*'
     """  # noqa: D301
     from isthmus import api
     from isthmus.cli.progress import terminal_progress
@@ -73,6 +113,13 @@ def command(
             reference,
             moved,
             out,
+            by=match.value,
+            data=data,
+            column=column,
+            examples=examples,
+            tokens=tokens,
+            steps=steps,
+            axes=axes,
             residual=residual.value,
             seed=seed,
             dtype=dtype,
@@ -84,8 +131,8 @@ def command(
         typer.echo("stopped; --resume goes on", err=True)
         raise typer.Exit(130) from None
     if as_json:
-        data = {"out": str(outcome.out), "notes": list(outcome.notes)}
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        content = {"out": str(outcome.out), "notes": list(outcome.notes)}
+        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
         return
     for note in outcome.notes:
         typer.echo(printable(note))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
 from isthmus.checkpoints import Checkpoint
-from isthmus.checkpoints.base import Source
+from isthmus.checkpoints.base import Source, SourceFile
 from isthmus.engine.progress import Progress
+from isthmus.engine.stages import Stages
 from isthmus.recipes import Recipe
 from isthmus.recipes.align import Align
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from isthmus.models.aligned_view import AlignedView
+
+_BY = {
+    "weights": "weights",
+    "activations": "activations",
+    "learned": "the loss between the two, from a match by weights",
+}
 
 
 def aligned(recipe: Recipe, opened: Mapping[str, Checkpoint], stays: str) -> dict[str, Checkpoint]:
@@ -29,21 +37,54 @@ def aligned(recipe: Recipe, opened: Mapping[str, Checkpoint], stays: str) -> dic
         stays: The model that the others are aligned to.
 
     Raises:
-        SymmetryError: The symmetries are not known, or a model has other tensors or shapes.
+        SymmetryError: The symmetries are not known, there is no such axis, or a model has other tensors or
+            shapes.
+        CalibrationError: The examples cannot be read.
     """
     from isthmus.models.aligned_view import AlignedView
-    from isthmus.models.alignment import named_alike, symmetries
+    from isthmus.models.alignment import chosen_axes, named_alike, symmetries
 
     assert recipe.align is not None
     reference = opened[stays]
-    symmetries(reference, recipe.align.residual)
+    spec = symmetries(reference, recipe.align.residual).spec
+    chosen_axes(spec, recipe.align.axes, reference.label)
+    data = _Data(recipe, reference)
     moves = {entry.model for entry in recipe.models} - {stays}
     result: dict[str, Checkpoint] = {}
     for name, checkpoint in opened.items():
         if name in moves:
             named_alike(reference, checkpoint)
-        result[name] = AlignedView(checkpoint, reference) if name in moves else checkpoint
+        result[name] = (
+            AlignedView(checkpoint, reference, data.batches, data.files)
+            if name in moves
+            else checkpoint
+        )
     return result
+
+
+class _Data:
+    """What models are run on, and the files that it is from."""
+
+    def __init__(self, recipe: Recipe, reference: Checkpoint) -> None:
+        align = recipe.align
+        assert align is not None
+        self.batches: list[dict[str, Tensor]] = []
+        self.files: tuple[SourceFile, ...] = ()
+        if align.data is None:
+            return
+        from isthmus.models.data import calibration_batches
+
+        path = align.calibration.path(recipe.root)
+        self.batches = calibration_batches(
+            reference,
+            path,
+            column=align.column,
+            examples=align.examples,
+            tokens=align.tokens,
+            seed=align.seed,
+        )
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        self.files = tuple(SourceFile.of(file, file.stat()) for file in files if file.is_file())
 
 
 def settle(models: Sequence[Source], align: Align | None, progress: Progress) -> list[str]:
@@ -71,15 +112,27 @@ def _settled(view: AlignedView, align: Align, progress: Progress) -> str:
     from isthmus.geometry.linalg import one_thread
     from isthmus.models.alignment import align_checkpoint
 
+    listener = Stages(progress, view.label)
     # Sums of another order have other last digits, and a resumed merge must find the same element.
-    with one_thread(), threadpool_limits(limits=1), _told(progress, view.label) as step:
-        found = align_checkpoint(
-            view.reference, view.moved, residual=align.residual, seed=align.seed, progress=step
-        )
+    with one_thread(), threadpool_limits(limits=1):
+        try:
+            found = align_checkpoint(
+                view.reference,
+                view.moved,
+                by=align.by,
+                batches=view.batches,
+                residual=align.residual,
+                axes=align.axes,
+                steps=align.steps,
+                seed=align.seed,
+                told=listener,
+            )
+        finally:
+            listener.finish()
     view.alignment = found
     matching = found.matching
     return (
-        f"{view.label} was aligned to {view.reference.label}: relative distance "
+        f"{view.label} was aligned to {view.reference.label} by {_BY[align.by]}: relative distance "
         f"{matching.distance:.3g}, before {matching.before:.3g}"
         + ("" if matching.converged else "; the descent had not ended")
         + (
@@ -88,39 +141,3 @@ def _settled(view: AlignedView, align: Align, progress: Progress) -> str:
             else f"; its outputs differ by {found.check.error:.1e} in float64"
         )
     )
-
-
-@contextmanager
-def _told(progress: Progress, label: str) -> Iterator[_Visits]:
-    visits = _Visits(progress, label)
-    try:
-        yield visits
-    finally:
-        visits.finish()
-
-
-class _Visits:
-    """Tells a listener of sweeps: every one is a stage of as many steps as there are axes visited before."""
-
-    def __init__(self, progress: Progress, label: str) -> None:
-        self._progress, self._label = progress, label
-        self._sweep = -1
-        self._count = 0
-        self._last = 0
-
-    def __call__(self, sweep: int, _axis: str) -> None:
-        """An axis is visited in that sweep."""
-        if sweep != self._sweep:
-            self._last = self._count
-            self.finish()
-            self._progress.begin(
-                f"aligning {self._label}, sweep {sweep}", max(self._last, 1), counts=True
-            )
-            self._sweep, self._count = sweep, 0
-        self._count += 1
-        self._progress.advance(1)
-
-    def finish(self) -> None:
-        """The sweep is over."""
-        if self._sweep >= 0:
-            self._progress.finish()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.checkpoints import Checkpoint, atomic_write_bytes, atomic_write_text, open_checkpoint
 from isthmus.checkpoints.vocabulary import differing_tokens
 from isthmus.engine.progress import Progress, Silent
+from isthmus.engine.stages import Stages
 from isthmus.errors import OutputError, PathError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def connect(
             {**settings, "column": column, "examples": examples, "tokens": tokens},
         )
         state = _prepare(out, digest, resume=resume, overwrite=overwrite)
-        listener = _Told(progress or Silent())
+        listener = Stages(progress or Silent())
         try:
             batches = calibration_batches(
                 first, data, column=column, examples=examples, tokens=tokens, seed=asked.seed
@@ -172,28 +173,3 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
     state: dict[str, Any] = torch.load(path, weights_only=True)
     return state
-
-
-class _Told:
-    """Passes on how much of what is done, a stage for each."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._what = ""
-        self._done = 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        # A loss in the text changes with every step.
-        name = what.split(",")[0]
-        if name != self._what or done < self._done:
-            self.finish()
-            self._progress.begin(name, max(total, 1), counts=True)
-            self._what, self._done = name, 0
-        self._progress.advance(done - self._done)
-        self._done = done
-
-    def finish(self) -> None:
-        """The last stage is over."""
-        if self._what:
-            self._progress.finish()
-        self._what = ""

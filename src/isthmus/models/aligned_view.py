@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
 from isthmus.checkpoints import Checkpoint
+from isthmus.checkpoints.base import SourceFile
 from isthmus.errors import SymmetryError
 from isthmus.models.alignment import Alignment, CheckpointTensors
+from isthmus.models.matched import Batch
 from isthmus.typing import FloatArray, StorageArray
 
 _KEPT = 8
@@ -23,24 +26,33 @@ class AlignedView(Checkpoint):
     Args:
         moved: The checkpoint; it stays open when this closes.
         reference: The one that it is moved next to.
+        batches: Data to match on, if any.
+        files: Where the data is from; a plan is another one if they change.
 
     Attributes:
         moved: As given.
         reference: As given.
+        batches: As given.
         alignment: How it moves; numbers can be read once it is there.
     """
 
-    def __init__(self, moved: Checkpoint, reference: Checkpoint) -> None:
+    def __init__(
+        self,
+        moved: Checkpoint,
+        reference: Checkpoint,
+        batches: Sequence[Batch] = (),
+        files: tuple[SourceFile, ...] = (),
+    ) -> None:
         self.label = moved.label
         self.path = moved.path
         self.tensors = moved.tensors
         self.tied = moved.tied
         self.tied_by_file = moved.tied_by_file
         self.config = moved.config
-        self.sources = moved.sources
+        self.sources = moved.sources + files
         self.notes = moved.notes
         self.computed = frozenset(n for n, info in moved.tensors.items() if info.dtype.is_float)
-        self.moved, self.reference = moved, reference
+        self.moved, self.reference, self.batches = moved, reference, batches
         self.alignment: Alignment | None = None
         self._plain = CheckpointTensors(moved)
         self._kept: OrderedDict[str, Tensor] = OrderedDict()

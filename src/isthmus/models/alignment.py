@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from isthmus.checkpoints import Checkpoint, align_names
 from isthmus.errors import SymmetryError
 from isthmus.models.equivalence import Equivalence, check_action, random_inputs
+from isthmus.models.matched import Batch, By, Told, matched
 from isthmus.models.network import Weights, empty_network
 from isthmus.symmetry.architectures import Architecture, Residual, architecture_of
 from isthmus.symmetry.matching import Matching, match_weights
@@ -125,35 +128,102 @@ def named_alike(reference: Checkpoint, moved: Checkpoint) -> dict[str, str]:
     return names
 
 
+def chosen_axes(spec: Spec, patterns: Sequence[str] | None, label: str) -> list[str] | None:
+    """The axes that patterns name; None if all are meant.
+
+    Args:
+        spec: With all of them.
+        patterns: Names, `*` standing for any characters.
+        label: Of the model, for errors.
+
+    Raises:
+        SymmetryError: A pattern that fits no axis.
+    """
+    if patterns is None:
+        return None
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        fitting = [axis for axis in spec.axes if fnmatchcase(axis, pattern)]
+        if not fitting:
+            near = get_close_matches(pattern, spec.axes, n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            raise SymmetryError(
+                f"{label} has no axis {pattern!r}",
+                f"{hint}Its axes are: {', '.join(spec.axes)}.",
+            )
+        found |= dict.fromkeys(fitting)
+    return list(found)
+
+
 def align_checkpoint(
     reference: Checkpoint,
     moved: Checkpoint,
     *,
+    by: By = "weights",
+    batches: Sequence[Batch] = (),
     residual: Residual = "auto",
-    axes: Collection[str] | None = None,
+    axes: Sequence[str] | None = None,
+    steps: int = 100,
     seed: int = 0,
-    progress: Callable[[int, str], None] | None = None,
+    told: Told = lambda _what, _done, _total: None,
 ) -> Alignment:
-    """Match a checkpoint to another by their weights, and see that its function stays.
+    """Match a checkpoint to another, and see that its function stays.
 
     Args:
         reference: It stays as it is.
-        moved: The one that moves; both are read tensor by tensor, several times.
+        moved: The one that moves. By weights, both are read tensor by tensor, several times; otherwise both are
+            in memory, in float32.
+        by: What is matched; see `matched`.
+        batches: Data, unless weights are matched.
         residual: The group of the residual stream.
-        axes: Those to match; all if None.
+        axes: Those to match, by name or pattern; all if None.
+        steps: Of learning.
         seed: Decides the order in which axes are visited.
-        progress: Told of every visit: the sweep and the axis.
+        told: Told of progress.
 
     Raises:
-        SymmetryError: The networks do not fit, their symmetries are not known, or the function changes.
-        CalibrationError: Transformers cannot build the network for the check.
+        SymmetryError: The networks do not fit, their symmetries are not known, there is no such axis, or the
+            function changes.
+        CalibrationError: Transformers cannot build the network.
+        PathError: The network has no loss on the data, as `learned` needs it.
     """
     spec = symmetries(reference, residual).spec
     names = named_alike(reference, moved)
-    theirs = CheckpointTensors(moved, names)
-    matching = match_weights(
-        spec, CheckpointTensors(reference), theirs, axes=axes, seed=seed, progress=progress
-    )
+    wanted = chosen_axes(spec, axes, reference.label)
+    if by == "weights":
+        count, visits = len(spec.axes if wanted is None else wanted), 0
+
+        def visited(sweep: int, _axis: str) -> None:
+            nonlocal visits
+            told(f"matching weights, sweep {sweep}", visits % count, count)
+            visits += 1
+
+        matching = match_weights(
+            spec,
+            CheckpointTensors(reference),
+            CheckpointTensors(moved, names),
+            axes=wanted,
+            seed=seed,
+            progress=visited,
+        )
+    else:
+        network = empty_network(reference)
+        stored = by_parameter(network, reference)
+        named = Spec(
+            spec.axes, {here: spec.tensors[name] for here, name in stored.items()}, spec.sites
+        )
+        matching = matched(
+            by,
+            network,
+            named,
+            dict(CheckpointTensors(reference, stored)),
+            dict(CheckpointTensors(moved, {here: names[name] for here, name in stored.items()})),
+            batches,
+            axes=wanted,
+            steps=steps,
+            seed=seed,
+            told=told,
+        )
     reason = _unchecked(moved)
     check = None if reason else _checked(spec, matching, moved, names)
     return Alignment(spec, names, matching, check, reason)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from isthmus.checkpoints import Checkpoint
 from isthmus.errors import PathError, SymmetryError
-from isthmus.models.activation_crosses import activation_crosses
 from isthmus.models.alignment import (
     CheckpointTensors,
     by_parameter,
@@ -21,6 +20,7 @@ from isthmus.models.alignment import (
     symmetries,
 )
 from isthmus.models.functional import NetworkFunction
+from isthmus.models.matched import Batch, Draw, Told, matched
 from isthmus.models.network import empty_network
 from isthmus.paths.barriers import Barrier, barrier
 from isthmus.paths.bends import Step, train_bends
@@ -31,12 +31,8 @@ from isthmus.paths.path import Path, grid
 from isthmus.paths.plane import Plane, frame, landscape
 from isthmus.paths.profile import Profile, profile
 from isthmus.paths.spectra import Spectra, spectra_along
-from isthmus.symmetry.activation_matching import match_activations
-from isthmus.symmetry.learned import match_learned
-from isthmus.symmetry.matching import match_weights
 from isthmus.symmetry.spec import Spec
 
-Batch = Mapping[str, Tensor]
 Shape = Literal["linear", "polychain", "bezier"]
 AlignBy = Literal["none", "weights", "activations", "learned"]
 Residual = Literal["auto", "none", "permutation", "signed"]
@@ -159,9 +155,6 @@ class Connection:
 
 _WORDS = {"linear": "straight line", "polychain": "bent path", "bezier": "Bézier curve"}
 
-Told = Callable[[str, int, int], None]
-"""Told of progress: what is being done, how much of it is done, of how much."""
-
 
 def split(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Every other example of each batch for training, the others to judge on.
@@ -232,7 +225,18 @@ def connect_models(
         named = Spec(
             spec.axes, {here: spec.tensors[name] for here, name in stored.items()}, spec.sites
         )
-        second = _aligned(function, network, named, first, second, training, settings, told)
+        matching = matched(
+            settings.align,
+            network,
+            named,
+            first,
+            second,
+            training,
+            steps=settings.learned,
+            seed=settings.seed,
+            told=told,
+        )
+        second = named.act(matching.element, second)
     walks, path = [], Path(Linear(), (first, second))
     ts = grid(settings.points)
     walks.append(_walk("linear", path, function, held_out, ts, told))
@@ -259,58 +263,6 @@ def connect_models(
     )
 
 
-def _aligned(
-    function: NetworkFunction,
-    network: nn.Module,
-    spec: Spec,
-    a: Mapping[str, Tensor],
-    b: Mapping[str, Tensor],
-    training: Sequence[Batch],
-    settings: ConnectSettings,
-    told: Told,
-) -> dict[str, Tensor]:
-    axes = len(spec.axes)
-    if settings.align == "activations":
-        told("activations", 0, 1)
-        crosses = activation_crosses(network, spec, a, b, training, kind="correlation")
-        start = match_activations(spec, crosses)
-        element = match_weights(spec, a, b, start=start, sweeps=0).element
-        return spec.act(element, b)
-    visits = 0
-
-    def visited(_sweep: int, _axis: str) -> None:
-        nonlocal visits
-        told("matching weights", visits % axes, axes)
-        visits += 1
-
-    element = match_weights(spec, a, b, seed=settings.seed, progress=visited).element
-    if settings.align == "learned":
-        draw = _Draw(training, settings.seed)
-        element = match_learned(
-            spec,
-            a,
-            b,
-            lambda parameters, step: function.loss(parameters, draw(step)),
-            start=element,
-            steps=settings.learned,
-            evaluate=lambda parameters: function.evaluate(parameters, training)["loss"],
-            seed=settings.seed,
-            progress=lambda step, _loss: told("learning the alignment", step, settings.learned),
-        ).element
-    return spec.act(element, b)
-
-
-class _Draw:
-    """A batch for every step, drawn from its number."""
-
-    def __init__(self, batches: Sequence[Batch], seed: int) -> None:
-        self._batches, self._seed = batches, seed
-
-    def __call__(self, step: int) -> Batch:
-        generator = torch.Generator().manual_seed(1_000_003 * self._seed + step)
-        return self._batches[int(torch.randint(len(self._batches), (), generator=generator))]
-
-
 def _bent(
     function: NetworkFunction,
     a: Mapping[str, Tensor],
@@ -322,7 +274,7 @@ def _bent(
     told: Told,
 ) -> Path:
     curve = (PolygonalChain if settings.path == "polychain" else Bezier)(settings.bends)
-    draw = _Draw(training, settings.seed)
+    draw = Draw(training, settings.seed)
 
     def report(step: Step) -> None:
         told(f"training the bend, loss {step.loss:.3f}", step.number + 1, settings.steps)
