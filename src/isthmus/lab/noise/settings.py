@@ -113,3 +113,26 @@ class SingleSettings(TrainingSettings):
     """
 
     seed: int = Field(0, ge=0)
+
+
+class TransferSettings(TrainingSettings):
+    """Two fine-tunes of a network that was pretrained on other data.
+
+    Attributes:
+        source: The data of the pretraining, by AdamW.
+        source_examples: How many.
+        source_epochs: Over them.
+        source_lr: AdamW's highest rate.
+        tasks: Both are fine-tuned on all classes, in other orders (`same`), or each on one half of them
+            (`halves`).
+        validation: Examples, none of which is trained on, that choose λ and density.
+        seed: Of the pretraining and of the orders.
+    """
+
+    source: str = "mnist"
+    source_examples: int = Field(10_000, ge=64)
+    source_epochs: int = Field(6, ge=1)
+    source_lr: float = Field(2e-3, gt=0)
+    tasks: Literal["same", "halves"] = "same"
+    validation: int = Field(1000, ge=10)
+    seed: int = Field(0, ge=0)

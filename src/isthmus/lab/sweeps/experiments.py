@@ -55,6 +55,11 @@ EXPERIMENTS = {
             "isthmus.lab.noise.settings:PairSettings",
             "isthmus.lab.noise.pair:run_pair",
         ),
+        Experiment(
+            "noise-transfer",
+            "isthmus.lab.noise.settings:TransferSettings",
+            "isthmus.lab.noise.transfer:run_transfer",
+        ),
     )
 }
 """By name."""

@@ -1,0 +1,201 @@
+"""Fine-tunes of one pretrained network at a noise scale, merged by three methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.engine.memory import merge_state_dicts
+from isthmus.lab.data.named import Data
+from isthmus.lab.networks.state import seeded, state
+from isthmus.lab.noise.data import noise_data
+from isthmus.lab.noise.networks import made_network
+from isthmus.lab.noise.settings import TrainingSettings, TransferSettings
+from isthmus.lab.noise.training import train
+from isthmus.lab.paths.training import kept
+from isthmus.paths.distance import relative_distance
+
+State = Mapping[str, Tensor]
+
+LAMBDAS = (0.3, 0.5, 0.7, 1.0)
+TIES = tuple((density, scale) for density in (0.2, 0.5) for scale in (0.5, 1.0, 1.5))
+"""Densities and λ that are tried; what validation likes best is judged on test data."""
+
+_BATCH = 1000
+
+
+def run_transfer(
+    settings: TransferSettings, folder: Path, tell: Callable[[float], None], *, cache: Path
+) -> Mapping[str, Any]:
+    """Fine-tune a pretrained network twice, and merge both.
+
+    Args:
+        settings: Of the fine-tunes.
+        folder: For checkpoints.
+        tell: Told the share that is done.
+        cache: Where data lie; the pretrained network is kept there.
+
+    Returns:
+        ``noise_scale``; ``accuracy``, of the experts on their own tasks, and ``base_accuracy``, of the pretrained
+        network; by method ``METHOD_accuracy`` and ``METHOD_gain`` over the experts' mean, over all tasks, and
+        ``METHOD_setting``, as validation chose it; ``distance`` of the experts, relative to the norm of one,
+        and ``cosine`` of their task vectors.
+
+    Raises:
+        Diverged: A fine-tune did.
+        IsthmusError: Data are missing.
+    """
+    data = noise_data(settings.model_copy(update={"examples": _pool(settings)}), cache)
+    validation, data = _held_out(data, settings)
+    network = made_network(settings, data)
+    base = _pretrained(settings, cache)
+    experts: list[State] = []
+    tasks = _tasks(settings, data.classes)
+    for number, classes in enumerate(tasks):
+        network.load_state_dict(base)
+        train(
+            network,
+            _of_classes(data, classes),
+            settings,
+            epochs=(0, settings.epochs),
+            order=(settings.seed, number + 1),
+            checkpoint=folder / f"expert-{number}.pt",
+            tell=lambda share, number=number: tell((number + share) / 2),
+        )
+        experts.append(state(network))
+    bench = _Bench(network, tasks)
+    parents = [
+        bench.task(expert, data.test_inputs, data.test_targets, classes)
+        for expert, classes in zip(experts, tasks, strict=True)
+    ]
+    found: dict[str, Any] = {
+        "noise_scale": settings.noise_scale,
+        "accuracy": fmean(parents),
+        "base_accuracy": bench.accuracy(base, data.test_inputs, data.test_targets),
+        "distance": relative_distance(*experts),
+        "cosine": _cosine(base, experts),
+    }
+    for method, candidates in _candidates(base, experts).items():
+        scored = {
+            name: bench.accuracy(merged, validation.inputs, validation.targets)
+            for name, merged in candidates.items()
+        }
+        best = max(scored, key=lambda name: scored[name])
+        accuracy = bench.accuracy(candidates[best], data.test_inputs, data.test_targets)
+        found |= {
+            f"{method}_accuracy": accuracy,
+            f"{method}_gain": accuracy - found["accuracy"],
+            f"{method}_setting": best,
+        }
+    return found
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Judges a network task by task, among the classes of the task alone."""
+
+    network: nn.Module
+    tasks: Sequence[Sequence[int]]
+
+    def accuracy(self, tensors: State, inputs: Tensor, targets: Tensor) -> float:
+        return fmean(self.task(tensors, inputs, targets, each) for each in self.tasks)
+
+    def task(
+        self, tensors: State, inputs: Tensor, targets: Tensor, classes: Sequence[int]
+    ) -> float:
+        self.network.load_state_dict(dict(tensors))
+        own = torch.isin(targets, torch.tensor(classes))
+        inputs, targets = inputs[own], targets[own]
+        right = 0
+        with torch.no_grad():
+            for x, y in zip(inputs.split(_BATCH), targets.split(_BATCH), strict=True):
+                logits = self.network(x)
+                others = torch.ones(logits.shape[-1], dtype=torch.bool)
+                others[list(classes)] = False
+                right += int((logits.masked_fill(others, -math.inf).argmax(-1) == y).sum())
+        return right / len(targets)
+
+
+def _candidates(base: State, experts: Sequence[State]) -> dict[str, dict[str, State]]:
+    models = {f"expert-{number}": expert for number, expert in enumerate(experts)}
+
+    def arithmetic(method: str, scale: float, **more: Any) -> State:
+        parameters: dict[str, Any] = {"lambda": scale, **more}
+        return merge_state_dicts(models, base=base, method=method, **parameters)
+
+    return {
+        "linear": {"": merge_state_dicts(models)},
+        "task_arithmetic": {
+            f"λ {scale:g}": arithmetic("task_arithmetic", scale) for scale in LAMBDAS
+        },
+        "ties": {
+            f"density {density:g}, λ {scale:g}": arithmetic("ties", scale, density=density)
+            for density, scale in TIES
+        },
+    }
+
+
+def _pretrained(settings: TransferSettings, cache: Path) -> dict[str, Tensor]:
+    source = TrainingSettings(
+        **settings.model_dump(include=set(TrainingSettings.model_fields))
+        | {
+            "data": settings.source,
+            "examples": settings.source_examples,
+            "optimizer": "adamw",
+            "lr": settings.source_lr,
+            "batch": 64,
+            "momentum": 0.0,
+            "weight_decay": 0.01,
+            "augment": 0,
+            "schedule": "cosine",
+            "epochs": settings.source_epochs,
+        }
+    )
+
+    def pretrain() -> nn.Module:
+        data = noise_data(source, cache)
+        seeded(settings.seed)
+        network = made_network(source, data)
+        train(network, data, source, epochs=(0, source.epochs), order=(settings.seed, 0))
+        return network
+
+    record = source.model_dump(mode="json") | {"seed": settings.seed}
+    place = cache / "lab-noise" / f"{source.architecture}-{source.data}-seed-{settings.seed}"
+    return kept(place, record, pretrain)
+
+
+def _pool(settings: TransferSettings) -> int:
+    return settings.examples + settings.validation
+
+
+def _held_out(data: Data, settings: TransferSettings) -> tuple[Data, Data]:
+    """Validation examples, and the data without them."""
+    cut = settings.validation
+    validation = replace(data, inputs=data.inputs[:cut], targets=data.targets[:cut])
+    return validation, replace(data, inputs=data.inputs[cut:], targets=data.targets[cut:])
+
+
+def _tasks(settings: TransferSettings, classes: int) -> list[list[int]]:
+    if settings.tasks == "same":
+        return [list(range(classes))] * 2
+    return [list(range(classes // 2)), list(range(classes // 2, classes))]
+
+
+def _of_classes(data: Data, classes: Sequence[int]) -> Data:
+    own = torch.isin(data.targets, torch.tensor(classes))
+    return replace(data, inputs=data.inputs[own], targets=data.targets[own])
+
+
+def _cosine(base: State, experts: Sequence[State]) -> float:
+    one, other = (
+        torch.cat([(expert[name] - value).double().flatten() for name, value in base.items()])
+        for expert in experts
+    )
+    return float(one @ other / (one.norm() * other.norm()))
