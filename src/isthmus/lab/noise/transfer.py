@@ -115,7 +115,7 @@ class _Bench:
         inputs, targets = inputs[own], targets[own]
         right = 0
         with torch.no_grad():
-            for x, y in zip(inputs.split(_BATCH), targets.split(_BATCH), strict=True):
+            for x, y in zip(torch.split(inputs, _BATCH), torch.split(targets, _BATCH), strict=True):
                 logits = self.network(x)
                 others = torch.ones(logits.shape[-1], dtype=torch.bool)
                 others[list(classes)] = False
