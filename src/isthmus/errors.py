@@ -55,3 +55,7 @@ class PathError(IsthmusError):
 
 class TrainingError(IsthmusError):
     """An optimizer, or a measure of the noise it trains with, was given what it cannot use."""
+
+
+class TwoLayerError(IsthmusError):
+    """A two-layer network, its data or a path between two of them cannot be used."""

@@ -1,0 +1,1 @@
+"""Two-layer ReLU networks that interpolate: activation patterns, connecting paths, barriers that are proven."""
