@@ -222,6 +222,23 @@ def noise(
     typer.echo(f"The report is {out / 'report.html'}")
 
 
+@app.command("two-layer", short_help="Two-layer ReLU networks: which solutions are connected?")
+def two_layer(
+    out: Annotated[Path, typer.Option(help="Where results.json goes.")] = Path("lab-two-layer"),
+    quick: Annotated[bool, typer.Option("--quick", help="Few trainings: to see it run.")] = False,
+) -> None:
+    """Train small two-layer networks to interpolation by four optimizers, and connect them.
+
+    Each optimizer's weight decay keeps it in a ball of its own norm. One table shows which pairs are connected
+    by an explicit path inside the ball, over the width, with bounds on the loss that hold on the whole path.
+    The other has four points that two neurons fit in two ways: at the right weight decay AdamW reaches only
+    one and Muon only the other, and every path between them rises to a loss of 1/2, which is proven.
+    """
+    from isthmus.cli.lab_two_layer import run
+
+    run(out, quick=quick)
+
+
 @app.command("sweep", short_help="Run an experiment over a grid or a list of settings.")
 def sweep(
     file: Annotated[

@@ -69,6 +69,21 @@ def groups(network: Network, found: Patterns) -> dict[Group, NDArray[np.intp]]:
     return {group: np.array(members[group]) for group in sorted(members)}
 
 
+def cone_count(network: Network, found: Patterns, radius: float) -> int:
+    """Σ ⌈‖Σ|aᵢ|wᵢ‖_∞/R²⌉ over groups: neurons that the max ball needs while no weight moves between groups.
+
+    Args:
+        network: Any.
+        found: The patterns of its data.
+        radius: R.
+
+    Raises:
+        TwoLayerError: as `groups` does.
+    """
+    sums = (network.products[mine].sum(axis=0) for mine in groups(network, found).values())
+    return sum(_copies(total / radius, radius) for total in sums)
+
+
 def pack(network: Network, data: Data, found: Patterns, ball: Ball, radius: float) -> Packed:
     """Pack a network; outputs on the data stay as they are and so does the ball.
 
