@@ -84,17 +84,20 @@ def drawn(width: int, dimension: int, seed: int, scale: float = 0.5) -> Network:
     )
 
 
-def train(start: Network, data: Data, training: Training, seed: int = 0) -> Trained:
-    """Train by full batches in float64.
+def train(
+    starts: Sequence[Network], data: Data, training: Training, seeds: Sequence[int] | None = None
+) -> tuple[Trained, ...]:
+    """Train networks side by side, each for itself, by full batches in float64.
 
     Args:
-        start: Where to start.
+        starts: Where to start; of one width.
         data: The data.
-        training: Optimizer and schedule.
-        seed: For the record: the one that `start` was drawn with.
+        training: Optimizer and schedule. Each network's a, shape [1, m], and W, shape [m, d], are parameters of
+            their own: a matrix of one row, so that Muon's norm is defined for it.
+        seeds: For the record: those that the starts were drawn with; their positions by default.
 
     Raises:
-        TwoLayerError: the training diverged, or its settings are out of range.
+        TwoLayerError: a training diverged, settings are out of range, or the starts' shapes differ.
     """
     if not (
         0 < training.last_lr <= training.lr and training.steps > 0 and training.weight_decay > 0
@@ -104,27 +107,38 @@ def train(start: Network, data: Data, training: Training, seed: int = 0) -> Trai
             f"{training.steps} steps and the weight decay {training.weight_decay}",
             "take positive settings, the last learning rate no larger than the first",
         )
-    # A matrix of one row for a, so that Muon's norm is defined for it.
-    outer = torch.tensor(start.outer[None], requires_grad=True)
-    inner = torch.tensor(start.inner, requires_grad=True)
+    if len({start.inner.shape for start in starts}) != 1:
+        raise TwoLayerError("there are no starts, or of several widths", "give those of one width")
+    outer = torch.tensor(np.stack([start.outer[None] for start in starts]))
+    inner = torch.tensor(np.stack([start.inner for start in starts]))
     points, labels = torch.tensor(data.points), torch.tensor(data.labels)
-    optimizer = training.factory([outer, inner], training.lr)
+    # Parameters are views: the forward pass sees all networks at once, the optimizer each alone.
+    parameters = [view for both in zip(outer, inner, strict=True) for view in both]
+    optimizer = training.factory(parameters, training.lr)
     half = training.steps // 2
     decay = (training.last_lr / training.lr) ** (1 / max(1, training.steps - half - 1))
     for step in range(training.steps):
         for group in optimizer.param_groups:
             group["lr"] = training.lr * decay ** max(0, step - half)
-        residual = outer[0] @ torch.relu(inner @ points.T) - labels
-        outer.grad, inner.grad = torch.autograd.grad(0.5 * residual.square().sum(), (outer, inner))
+        sides = inner @ points.T
+        hidden = sides.clamp(min=0)
+        residual = outer @ hidden - labels
+        outer_slope = residual @ hidden.mT
+        inner_slope = (outer.mT * residual * (sides > 0)) @ points
+        slopes = (slope for both in zip(outer_slope, inner_slope, strict=True) for slope in both)
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            parameter.grad = slope
         optimizer.step()
-    a, w = outer.detach()[0].numpy(), inner.detach().numpy()
-    if not (np.isfinite(a).all() and np.isfinite(w).all()):
+    if not (outer.isfinite().all() and inner.isfinite().all()):
         raise TwoLayerError(
             f"the training {training.name} diverged to NaN or infinity", "lower its learning rate"
         )
-    network = Network(a, w)
-    saturation = training.weight_decay * norm(network, training.ball)
-    return Trained(seed, network, network.loss(data), saturation)
+    ends = [Network(a[0], w) for a, w in zip(outer.numpy(), inner.numpy(), strict=True)]
+    named = range(len(ends)) if seeds is None else seeds
+    return tuple(
+        Trained(seed, end, end.loss(data), training.weight_decay * norm(end, training.ball))
+        for seed, end in zip(named, ends, strict=True)
+    )
 
 
 def train_many(
@@ -143,9 +157,7 @@ def train_many(
         TwoLayerError: as `train` does.
     """
     dimension = data.points.shape[1]
-    return tuple(
-        train(drawn(width, dimension, seed, scale), data, training, seed) for seed in seeds
-    )
+    return train([drawn(width, dimension, seed, scale) for seed in seeds], data, training, seeds)
 
 
 @dataclass(frozen=True, eq=False)
