@@ -9,7 +9,7 @@ from isthmus.errors import TwoLayerError
 from isthmus.two_layer.certified import NetworkPath, certify
 from isthmus.two_layer.connecting import connect, sufficient_width
 from isthmus.two_layer.network import BALLS, Data, Network, norm
-from isthmus.two_layer.packing import groups, pack
+from isthmus.two_layer.packing import cone_count, groups, pack
 from isthmus.two_layer.patterns import patterns
 from isthmus.two_layer.pieces import Blend, Rescaling, line
 
@@ -84,8 +84,23 @@ def test_cancelling_neurons_are_moved_together_before_they_are_counted():
     for less in (1, 4):
         network = Network.of([1.0] * (less + 1) + [-1.0] * less, np.ones((2 * less + 1, 1)))
         packed = pack(network, data, patterns(data.points), "max", 1.0)
+        assert cone_count(network, patterns(data.points), 1.0) == 2 * less + 1
         assert packed.carriers == (0,)
         assert certify(NetworkPath(packed.pieces), data, "max").norm == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_linear_program_never_needs_more_than_the_cones(seed):
+    data = random_data(seed, 4, 2)
+    found = patterns(data.points)
+    network = solution(data, 24, seed)
+    radius = norm(network, "max")
+    packed = pack(network, data, found, "max", radius)
+    assert len(packed.carriers) <= cone_count(network, found, radius)
+    # Independently: so many boxes hold the sums of their cones.
+    sums = [network.products[mine].sum(axis=0) for mine in groups(network, found).values()]
+    boxes = sum(int(np.ceil(np.abs(v).max() / radius**2 - 1e-9)) for v in sums)
+    assert cone_count(network, found, radius) == boxes
 
 
 @pytest.mark.parametrize("seed", range(6))

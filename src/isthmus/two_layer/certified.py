@@ -50,7 +50,7 @@ class PathBound:
         norm: No norm is above.
         grid_loss: The largest loss on the grid: what a sample would have said.
         grid_norm: The largest norm on the grid.
-        joints: The largest jump of a weight between two pieces.
+        joints: The largest jump of a weight between the floats where one piece ends and the next begins.
     """
 
     loss: float

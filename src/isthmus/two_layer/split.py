@@ -169,8 +169,8 @@ def cell_of(network: Network, data: Data) -> Cell:
 def component_of(network: Network, data: Data, below: float = 0.5) -> Component | None:
     """The component that a network of a loss below ½ belongs to.
 
-    No path of loss below ½ leaves its cell (see `split_certificate`), so such a network belongs to the one
-    component of its cell, if there is one.
+    No path of loss below ½ leaves its cell (see `split_certificate`). In a cell with solutions a loss below ½
+    needs both aᵢ > 0, and the loss is convex in the uᵢ: a straight line in them leads to the solution.
 
     Args:
         network: Two neurons.
