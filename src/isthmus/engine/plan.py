@@ -17,6 +17,7 @@ import numpy as np
 from isthmus.checkpoints import Dtype, ShardLayout
 from isthmus.checkpoints.base import Source
 from isthmus.engine.devices import Device, Processor
+from isthmus.engine.finishing import Finisher
 from isthmus.engine.stage import Stage
 from isthmus.engine.tasks import ApplyTask, MergeTask, Task, UpdateTask
 from isthmus.methods.method import Method, Reach, WeightedSum
@@ -72,6 +73,7 @@ class Plan:
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     tied: Mapping[str, str] = field(default_factory=dict, repr=False)
     stage: Stage | None = field(default=None, repr=False)
+    finisher: Finisher | None = field(default=None, repr=False)
 
     @property
     def count(self) -> int:
@@ -162,5 +164,6 @@ class Plan:
             "device": self.device_name,
             "chunk": self.device.chunk_size,
             "stage": None if self.stage is None else self.stage.digest,
+            "finish": None if self.finisher is None else self.finisher.digest,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -12,6 +12,7 @@ from isthmus.checkpoints.dtypes import RECIPE_DTYPES
 from isthmus.checkpoints.vocabulary import differing_tokens
 from isthmus.engine.compatibility import require_mergeable
 from isthmus.engine.devices import open_device
+from isthmus.engine.finishing import plan_finish
 from isthmus.engine.matching import Carried, Matched, Matching, match
 from isthmus.engine.plan import Plan
 from isthmus.engine.plan_stage import plan_stage
@@ -112,6 +113,7 @@ def plan_models(
         base_name=recipe.base_model,
         tied=donor.tied,
         stage=stage,
+        finisher=plan_finish(recipe, donor, experts),
     )
 
 

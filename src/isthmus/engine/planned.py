@@ -45,6 +45,10 @@ def planned(
         }
         if adapters and len(adapters) == len(folders):
             require_adapter_method(recipe.method)
+            if recipe.finish is not None:
+                raise PlanError(
+                    "finish runs whole models, and these are adapters", "Remove `finish:`."
+                )
             if recipe.align is not None:
                 raise PlanError(
                     "align moves whole models, and these are adapters",

@@ -128,7 +128,12 @@ def run(
         if plan.stage is not None:
             stage = plan.stage.run(space.work / FOLDER, progress)
         results, resumed = _write_shards(plan, space, workers, progress)
-        notes = [*plan.notes, *moved, *stage.notes, *results.told()]
+        finished = []
+        if plan.finisher is not None:
+            changed = plan.finisher.run(space.staging, plan.layout, progress)
+            results.digests |= changed
+            finished = [plan.finisher.told(changed)]
+        notes = [*plan.notes, *moved, *stage.notes, *results.told(), *finished]
         texts = {"README.md": card(plan), **plan.texts, **stage.texts}
         _write_rest(plan, space, results, notes, version, texts)
         return _outcome(plan, out, resumed=resumed, notes=notes)

@@ -16,6 +16,7 @@ from isthmus.recipes.align import Align, read_align
 from isthmus.recipes.calibration import Calibration, read_calibration
 from isthmus.recipes.counts import example, merged_entries, wrong_count
 from isthmus.recipes.document import Document, KeyPath, show
+from isthmus.recipes.finish import Finish, read_finish
 from isthmus.recipes.guesses import may_be_adapters
 from isthmus.recipes.method_names import LATER_METHODS, space_and_method
 from isthmus.recipes.problems import Problems, nearest
@@ -106,6 +107,7 @@ class _Check:
             "space": space,
             "calibration": calibration,
             "align": self._align(),
+            "finish": self._finish(),
             **{key: self.data[key] for key in _PLAIN_KEYS if key in self.data},
         }
         try:
@@ -282,6 +284,10 @@ class _Check:
         if found is not None and found.to is not None:
             read_reference(found.to, ("align", "to"), self.problems)
         return found
+
+    def _finish(self) -> Finish | None:
+        raw = self.data.get("finish")
+        return None if raw is None else read_finish(raw, ("finish",), self.problems)
 
     def _examples(
         self,

@@ -15,6 +15,7 @@ from isthmus.methods.method import BaseUse, Method
 from isthmus.methods.registry import get_method
 from isthmus.recipes.align import Align
 from isthmus.recipes.calibration import Calibration
+from isthmus.recipes.finish import Finish
 from isthmus.recipes.settings import Setting
 
 
@@ -68,6 +69,7 @@ class Recipe(_Strict):
         output: For adapters: `adapter`, or `full` for base_model with the merged adapter added.
         calibration: What holds for the calibration of every model that does not say otherwise.
         align: Whether and how models are moved along their symmetries before they are merged.
+        finish: What the merged network measures of itself on data, such as statistics of BatchNorm.
         name: What people call the result.
     """
 
@@ -84,6 +86,7 @@ class Recipe(_Strict):
     output: Literal["adapter", "full"] | None = None
     calibration: Calibration | None = None
     align: Align | None = None
+    finish: Finish | None = None
     name: str | None = None
 
     _root: Path | None = PrivateAttr(default=None)
@@ -163,6 +166,7 @@ class Recipe(_Strict):
             "output": self.output,
             **_named_calibration(self.calibration),
             "align": None if self.align is None else self.align.plain(),
+            "finish": None if self.finish is None else self.finish.plain(),
         }
         return {key: value for key, value in data.items() if value is not None}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -67,7 +68,7 @@ def run_transfer(
             epochs=(0, settings.epochs),
             order=(settings.seed, number + 1),
             checkpoint=folder / f"expert-{number}.pt",
-            tell=lambda share, number=number: tell((number + share) / 2),
+            tell=partial(_told, tell, number),
         )
         experts.append(state(network))
     bench = _Bench(network, tasks)
@@ -95,6 +96,10 @@ def run_transfer(
             f"{method}_setting": best,
         }
     return found
+
+
+def _told(tell: Callable[[float], None], number: int, share: float) -> None:
+    tell((number + share) / 2)
 
 
 @dataclass(frozen=True)
