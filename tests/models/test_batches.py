@@ -8,7 +8,7 @@ import torch
 
 from isthmus.errors import CalibrationError
 from isthmus.models import batches
-from isthmus.models.batches import image_batches, text_batches
+from isthmus.models.batches import image_batches, joined, text_batches
 
 CONFIG = {"vocab_size": 40, "max_position_embeddings": 24}
 
@@ -106,3 +106,23 @@ def test_a_processor_leaves_grey_what_a_grey_model_takes():
     (batch,) = image_batches(iter(images.astype(np.float32)), VISION, processor)
     expected = torch.from_numpy(images).permute(0, 3, 1, 2).float() * 2 - 1
     torch.testing.assert_close(batch["pixel_values"], expected)
+
+
+def test_images_are_joined_and_none_is_lost():
+    batches = [{"pixel_values": torch.full((4, 1, 2, 2), float(number))} for number in range(5)]
+    made = joined(batches, 9)
+    assert [len(batch["pixel_values"]) for batch in made] == [8, 8, 4]
+    whole = torch.cat([batch["pixel_values"] for batch in made])
+    assert torch.equal(whole, torch.cat([batch["pixel_values"] for batch in batches]))
+    assert [len(batch["pixel_values"]) for batch in batches] == [4] * 5
+
+
+def test_texts_are_not_joined():
+    batches = [{"input_ids": torch.zeros(2, length)} for length in (3, 4)]
+    assert joined(batches, 100) == batches
+
+
+def test_images_of_any_size_fit_into_one_batch_or_are_refused():
+    images = [np.zeros((4, size, 1), np.float32) for size in (4, 5)]
+    with pytest.raises(CalibrationError, match="fit into no batch"):
+        image_batches(images, {"num_channels": 1})

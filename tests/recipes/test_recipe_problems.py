@@ -69,7 +69,7 @@ CASES = {
         HEAD + "- model: a\nparameters: {weight: 1}\nqqq: 1\n",
         "merge.yaml:6: unknown key 'qqq'; known are merge_method, models, base_model, "
         "parameters, dtype, out_dtype, seed, tensors, space, rank, output, calibration, align, "
-        "name (qqq)",
+        "finish, name (qqq)",
     ),
     "top-level key under a model": (
         HEAD + "- model: a\n  dtype: float16\nparameters: {weight: 1}\n",

@@ -53,7 +53,8 @@ def command(
     """Merge the models, or the LoRA adapters, of a recipe.
 
     Models become a folder that transformers loads, adapters one that PEFT loads; with output: full
-    in the recipe the merged adapter is added to base_model.
+    in the recipe the merged adapter is added to base_model. Models that were trained apart are aligned
+    first by align: weights; finish: {step: reset, data: pictures/} measures BatchNorm's statistics anew.
 
     Memory stays at a few chunks of the tensors in hand, whatever the size and number of models. A
     merge that was interrupted, even by kill -9, goes on with --resume and ends in the same bytes.

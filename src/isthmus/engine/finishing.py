@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from isthmus.models.matched import Batch
 
 
+_BATCH = 128
+"""Pictures of a batch: BatchNorm measures every layer behind others that normalise by the batch."""
+
+
 @dataclass(frozen=True)
 class Finisher:
     """The last step of a merge.
@@ -35,7 +40,8 @@ class Finisher:
         finish: What to do.
         donor: Its configuration describes the network.
         experts: The models that were merged.
-        share: Of the second of two models in the merge; None where there are not two.
+        share: Of the second of two models in their mean, for a repair without BatchNorm; None for statistics of
+            BatchNorm.
         batches: Data.
     """
 
@@ -65,7 +71,7 @@ class Finisher:
             The new hash of every tensor that changed.
 
         Raises:
-            PathError: The network has nothing to reset or repair, or a statistic is not finite.
+            PathError: A layer cannot be repaired, or a statistic is not finite.
             CalibrationError: Transformers cannot build the network.
         """
         from isthmus.geometry.linalg import one_thread
@@ -84,7 +90,9 @@ class Finisher:
             changed = {
                 stored[name]: value for name, value in after.items() if value is not before[name]
             }
-            return dict(_written(changed, staging, layout))
+            hashes = dict(_written(changed, staging, layout))
+            progress.advance(1)
+            return hashes
         finally:
             progress.finish()
 
@@ -100,15 +108,10 @@ class Finisher:
         self, network: nn.Module, merged: Mapping[str, Tensor], stored: Mapping[str, str]
     ) -> Mapping[str, Tensor]:
         from isthmus.models.alignment import CheckpointTensors
-        from isthmus.models.batch_norm import has_batch_norm, repair, reset_statistics
+        from isthmus.models.batch_norm import repair, reset_statistics
 
-        if self.finish.step == "reset" or has_batch_norm(network):
-            return reset_statistics(network, merged, self.batches)
         if self.share is None:
-            raise PlanError(
-                "finish by repair stands between two models, and this merge has no two of one weight each",
-                "Merge two models by linear, each with one weight; or take step: reset, for BatchNorm.",
-            )
+            return reset_statistics(network, merged, self.batches)
         a, b = (dict(CheckpointTensors(expert, stored).items()) for expert in self.experts)
         floats = {name: merged[name] for name in a}
         return {**merged, **repair(network, a, b, floats, self.share, self.batches)}
@@ -125,13 +128,25 @@ def plan_finish(
         experts: The models that are merged.
 
     Raises:
-        CalibrationError: The examples cannot be read, or do not fit the model.
+        PlanError: The network or the merge is none for that step.
+        CalibrationError: The examples cannot be read, or do not fit the model, which Transformers must know.
     """
     finish = recipe.finish
     if finish is None:
         return None
+    from isthmus.models.batch_norm import has_batch_norm
+    from isthmus.models.batches import joined
     from isthmus.models.data import calibration_batches
+    from isthmus.models.network import empty_network
 
+    share = None
+    if not has_batch_norm(empty_network(donor)):
+        if finish.step == "reset":
+            raise PlanError(
+                f"finish by reset measures BatchNorm's running statistics, and {donor.label} has none",
+                "Remove `finish:`; or take `step: repair`, for two models merged by linear.",
+            )
+        share = _share(recipe)
     batches = calibration_batches(
         donor,
         finish.calibration.path(recipe.root),
@@ -140,21 +155,26 @@ def plan_finish(
         tokens=finish.tokens,
         seed=finish.seed,
     )
-    return Finisher(finish, donor, tuple(experts), _share(recipe), batches)
+    return Finisher(finish, donor, tuple(experts), share, joined(batches, _BATCH))
 
 
-def _share(recipe: Recipe) -> float | None:
+def _share(recipe: Recipe) -> float:
     """The share of the second of two models in their mean."""
-    if recipe.merge_method != "linear" or len(recipe.experts) != 2:
-        return None
-    found = []
-    for entry in recipe.experts:
-        given = {**recipe.parameters, **entry.parameters}.get("weight")
-        value = 1.0 if given is None else given.plain()
-        if not isinstance(value, int | float):
-            return None
-        found.append(float(value))
-    return found[1] / sum(found) if sum(found) else None
+    if recipe.merge_method == "linear" and len(recipe.experts) == 2:
+        weights = [
+            {**recipe.parameters, **entry.parameters}["weight"].plain() for entry in recipe.experts
+        ]
+        normalize = recipe.parameters.get("normalize")
+        whole = normalize is None or normalize.plain()
+        if all(isinstance(weight, int | float) and weight >= 0 for weight in weights) and (
+            whole or math.isclose(sum(weights), 1)
+        ):
+            return float(weights[1] / sum(weights))
+    raise PlanError(
+        "finish by repair sets activations between those of two models, and this merge is no mean of two, with one "
+        "weight each",
+        "Merge two models by linear, weights not negative and the same for all tensors.",
+    )
 
 
 def _tensors(staging: Path, layout: ShardLayout) -> dict[str, Tensor]:

@@ -123,8 +123,32 @@ def image_batches(
                     f"model takes {list(expected)}",
                     "Resize the images, or put preprocessor_config.json beside the model.",
                 )
+            if row.shape != rows[0].shape:
+                raise CalibrationError(
+                    f"calibration images of shapes {list(rows[0].shape)} and {list(row.shape)} (channels, height, "
+                    "width) fit into no batch",
+                    "Resize the images, or put preprocessor_config.json beside the model.",
+                )
         batches.append({"pixel_values": torch.stack(rows).float()})
     return batches
+
+
+def joined(batches: Sequence[Mapping[str, Tensor]], count: int) -> list[dict[str, Tensor]]:
+    """Fewer batches of the same images, of so many at the most; of texts, whose lengths differ, the same batches.
+
+    Args:
+        batches: Of one kind each, as `image_batches` and `text_batches` make them.
+        count: Images of a batch; the batches are not cut.
+    """
+    made: list[dict[str, Tensor]] = []
+    for batch in batches:
+        pixels = batch.get("pixel_values")
+        before = made[-1].get("pixel_values") if made else None
+        if pixels is None or before is None or len(before) + len(pixels) > count:
+            made.append(dict(batch))
+        else:
+            made[-1]["pixel_values"] = torch.cat([before, pixels])
+    return made
 
 
 def _ids(example: Example, tokenizer: Any, tokens: int) -> list[int]:

@@ -93,7 +93,9 @@ def _has_tokenizer(folder: Path) -> bool:
 
 def sees_alone(config: Mapping[str, Any]) -> bool:
     """Whether a model takes images and no text."""
-    return "image_size" in config and "vocab_size" not in config and "text_config" not in config
+    # Networks of convolutions take any size, and their configurations name none.
+    sees = "image_size" in config or "num_channels" in config
+    return sees and "vocab_size" not in config and "text_config" not in config
 
 
 def tokenizer_in(folder: Path) -> Any:
