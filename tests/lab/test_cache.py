@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from isthmus.lab.cache import content_key, is_made, make_folder
+from isthmus.lab.cache import content_key, is_made, make_folder, one_at_a_time
 from isthmus.lab.heads import Head
 
 SETTINGS = {"rate": 0.1, "seed": 0}
@@ -98,3 +100,23 @@ def test_a_head_comes_back_only_for_its_key(tmp_path):
     assert torch.equal(back.weight, head.weight)
     assert torch.equal(back.bias, head.bias)
     assert Head.load(path, content_key({"seed": 1})) is None
+
+
+def test_makers_of_one_folder_wait_for_each_other(tmp_path):
+    folder = tmp_path / "new" / "expert"
+    made = []
+
+    def slow(partial):
+        made.append(partial)
+        fill(partial)
+        time.sleep(0.1)
+
+    def make(_):
+        with one_at_a_time(folder):
+            if not is_made(folder, SETTINGS):
+                make_folder(folder, SETTINGS, slow)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, range(4)))
+    assert len(made) == 1
+    assert is_made(folder, SETTINGS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,18 @@ def make_folder(folder: Path, settings: Mapping[str, Any], fill: Callable[[Path]
     (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process makes a folder, and hold it against others meanwhile.
+
+    The lock is a file beside it, since making replaces the folder itself; it ends with the process.
+
+    Args:
+        folder: That is to be made, or was.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

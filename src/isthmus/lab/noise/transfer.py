@@ -13,21 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus.engine.memory import merge_state_dicts
 from isthmus.lab.data.named import Data
 from isthmus.lab.networks.state import seeded, state
 from isthmus.lab.noise.data import noise_data
 from isthmus.lab.noise.networks import made_network
 from isthmus.lab.noise.settings import TrainingSettings, TransferSettings
 from isthmus.lab.noise.training import train
+from isthmus.lab.noise.transfer_merges import State, merge_figures
 from isthmus.lab.paths.training import kept
-from isthmus.paths.distance import relative_distance
-
-State = Mapping[str, Tensor]
-
-LAMBDAS = (0.3, 0.5, 0.7, 1.0)
-TIES = tuple((density, scale) for density in (0.2, 0.5) for scale in (0.5, 1.0, 1.5))
-"""Densities and λ that are tried; what validation likes best is judged on test data."""
 
 _BATCH = 1000
 
@@ -76,26 +69,19 @@ def run_transfer(
         bench.task(expert, data.test_inputs, data.test_targets, classes)
         for expert, classes in zip(experts, tasks, strict=True)
     ]
-    found: dict[str, Any] = {
+    accuracy = fmean(parents)
+    return {
         "noise_scale": settings.noise_scale,
-        "accuracy": fmean(parents),
+        "accuracy": accuracy,
         "base_accuracy": bench.accuracy(base, data.test_inputs, data.test_targets),
-        "distance": relative_distance(*experts),
-        "cosine": _cosine(base, experts),
+        **merge_figures(
+            base,
+            experts,
+            accuracy,
+            validate=lambda merged: bench.accuracy(merged, validation.inputs, validation.targets),
+            test=lambda merged: bench.accuracy(merged, data.test_inputs, data.test_targets),
+        ),
     }
-    for method, candidates in _candidates(base, experts).items():
-        scored = {
-            name: bench.accuracy(merged, validation.inputs, validation.targets)
-            for name, merged in candidates.items()
-        }
-        best = max(scored, key=lambda name: scored[name])
-        accuracy = bench.accuracy(candidates[best], data.test_inputs, data.test_targets)
-        found |= {
-            f"{method}_accuracy": accuracy,
-            f"{method}_gain": accuracy - found["accuracy"],
-            f"{method}_setting": best,
-        }
-    return found
 
 
 def _told(tell: Callable[[float], None], number: int, share: float) -> None:
@@ -126,25 +112,6 @@ class _Bench:
                 others[list(classes)] = False
                 right += int((logits.masked_fill(others, -math.inf).argmax(-1) == y).sum())
         return right / len(targets)
-
-
-def _candidates(base: State, experts: Sequence[State]) -> dict[str, dict[str, State]]:
-    models = {f"expert-{number}": expert for number, expert in enumerate(experts)}
-
-    def arithmetic(method: str, scale: float, **more: Any) -> State:
-        parameters: dict[str, Any] = {"lambda": scale, **more}
-        return merge_state_dicts(models, base=base, method=method, **parameters)
-
-    return {
-        "linear": {"": merge_state_dicts(models)},
-        "task_arithmetic": {
-            f"λ {scale:g}": arithmetic("task_arithmetic", scale) for scale in LAMBDAS
-        },
-        "ties": {
-            f"density {density:g}, λ {scale:g}": arithmetic("ties", scale, density=density)
-            for density, scale in TIES
-        },
-    }
 
 
 def _pretrained(settings: TransferSettings, cache: Path) -> dict[str, Tensor]:
@@ -196,11 +163,3 @@ def _tasks(settings: TransferSettings, classes: int) -> list[list[int]]:
 def _of_classes(data: Data, classes: Sequence[int]) -> Data:
     own = torch.isin(data.targets, torch.tensor(classes))
     return replace(data, inputs=data.inputs[own], targets=data.targets[own])
-
-
-def _cosine(base: State, experts: Sequence[State]) -> float:
-    one, other = (
-        torch.cat([(expert[name] - value).double().flatten() for name, value in base.items()])
-        for expert in experts
-    )
-    return float(one @ other / (one.norm() * other.norm()))

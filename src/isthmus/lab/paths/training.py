@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from isthmus.errors import IsthmusError
-from isthmus.lab.cache import content_key, is_made, make_folder
+from isthmus.lab.cache import content_key, is_made, make_folder, one_at_a_time
 from isthmus.lab.networks.state import state
 
 Pair = tuple[Tensor, Tensor]
@@ -33,12 +33,14 @@ def kept(
     made_from = {"format": 1, "torch": torch.__version__, **record}
     # Other settings must not replace what took long to train.
     folder = folder.with_name(f"{folder.name}-{content_key(made_from)[:8]}")
-    if not is_made(folder, made_from):
+    # Runs side by side often begin with the same network.
+    with one_at_a_time(folder):
+        if not is_made(folder, made_from):
 
-        def fill(partial_folder: Path) -> None:
-            save_file(state(train()), partial_folder / "model.safetensors")
+            def fill(partial_folder: Path) -> None:
+                save_file(state(train()), partial_folder / "model.safetensors")
 
-        make_folder(folder, made_from, fill)
+            make_folder(folder, made_from, fill)
     tensors: dict[str, Tensor] = load_file(folder / "model.safetensors")
     return tensors
 

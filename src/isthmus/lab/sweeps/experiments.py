@@ -60,6 +60,11 @@ EXPERIMENTS = {
             "isthmus.lab.noise.settings:TransferSettings",
             "isthmus.lab.noise.transfer:run_transfer",
         ),
+        Experiment(
+            "noise-text-transfer",
+            "isthmus.lab.noise.text_settings:TextTransferSettings",
+            "isthmus.lab.noise.text_transfer:run_text_transfer",
+        ),
     )
 }
 """By name."""
