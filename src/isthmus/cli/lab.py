@@ -260,9 +260,11 @@ def sweep(
 ) -> None:
     """Run an experiment over a grid or a list of settings; runs that are over are not done again.
 
-    The experiments are `training`, one network, and `noise-pair`, two networks that differ in the order of
-    their data, and their merge. Each run has a folder with its config.json, checkpoints while it lasts, and
-    metrics.json; index.sqlite has them all. A training that diverges is a result. For example:
+    The experiments are `training`, one network; `noise-pair`, two networks that differ in the order of their
+    data, and their merge; `noise-transfer`, a network of pictures that was pretrained on other data and
+    fine-tuned twice, and `noise-text-transfer`, MiniLM fine-tuned on tasks of text, both merged by three
+    methods. Each run has a folder with its config.json, checkpoints while it lasts, and metrics.json;
+    index.sqlite has them all. A training that diverges is a result. For example:
 
     experiment: training
     base: {data: digits, examples: 1000, test: 360, epochs: 5}

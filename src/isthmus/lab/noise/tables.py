@@ -86,7 +86,7 @@ def point_grid(panel: Panel) -> Grid:
     knobs = [
         name
         for name in ("lr", "batch", "momentum", "weight_decay", "augment")
-        if len({point.settings[name] for point in panel.points}) > 1
+        if len({point.settings.get(name) for point in panel.points}) > 1
     ]
     rows = []
     for point in panel.points:
