@@ -15,7 +15,7 @@ from rich.console import Console
 
 from isthmus.errors import IsthmusError
 from isthmus.lab.encoders import Encoder
-from isthmus.lab.noise import text_transfer
+from isthmus.lab.noise import text_transfer, training
 from isthmus.lab.noise.text_settings import TextTransferSettings
 from isthmus.lab.noise.text_transfer import run_text_transfer
 from isthmus.lab.noise.transfer_merges import LAMBDAS, TIES, merge_figures
@@ -136,30 +136,34 @@ def test_only_the_last_blocks_move(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_killed_after_an_expert_it_goes_on_to_the_same_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "lost"), [(30.0, 3), (-1.0, 0)])
+def test_killed_amid_the_second_expert_it_goes_on_to_the_same_end(
+    seconds: float, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From the first expert, which is done, or from the last step where each is kept."""
+    monkeypatch.setattr(training, "_SECONDS", seconds)
     whole = ran(SMALL, tmp_path / "whole")
+    each = SMALL.epochs * SMALL.examples // SMALL.batch
+    killed_at = each + 3
+    done = 0
+    inner = torch.optim.AdamW.step
 
     class Killed(BaseException):
         pass
 
-    def killed(share: float) -> None:
-        if share > 0.5:
-            raise Killed
-
-    with pytest.raises(Killed):
-        ran(SMALL, tmp_path / "killed", killed)
-    steps = []
-    inner = torch.optim.AdamW.step
-
     def counted(*args: Any, **more: Any) -> Any:
-        steps.append(1)
+        nonlocal done
+        if done == killed_at:
+            done = 0
+            raise Killed
+        done += 1
         return inner(*args, **more)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+    with pytest.raises(Killed):
+        ran(SMALL, tmp_path / "killed")
     assert ran(SMALL, tmp_path / "killed") == whole
-    assert len(steps) == SMALL.epochs * SMALL.examples // SMALL.batch  # Of the second expert alone.
+    assert done == 2 * each - killed_at + lost
 
 
 @pytest.mark.usefixtures("small")
