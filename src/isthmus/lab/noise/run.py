@@ -8,11 +8,12 @@ from typing import Any
 
 from isthmus.lab.grid import Grid
 from isthmus.lab.machine import environment
-from isthmus.lab.noise.grids import noise_panels, noise_sweep
+from isthmus.lab.noise.grids import Kind, noise_grid
 from isthmus.lab.noise.results import Panel, panel
 from isthmus.lab.noise.tables import collapse_grid, optimum_grid, remarks
 from isthmus.lab.progress import Narrator
 from isthmus.lab.results_file import write_results
+from isthmus.lab.sweeps.experiments import experiment_of
 from isthmus.lab.sweeps.run import Executor, run_sweep
 
 
@@ -21,11 +22,13 @@ class NoiseResults:
     """All panels.
 
     Attributes:
+        experiment: Of the sweep.
         panels: In the order of the report.
         seconds: Of all trainings together, each on one core.
         environment: Versions.
     """
 
+    experiment: str
     panels: tuple[Panel, ...]
     seconds: float
     environment: dict[str, str]
@@ -41,6 +44,7 @@ class NoiseResults:
             path,
             {
                 "environment": self.environment,
+                "experiment": self.experiment,
                 "seconds": round(self.seconds, 1),
                 "panels": [_panel(each) for each in self.panels],
             },
@@ -51,6 +55,7 @@ class NoiseResults:
 def run_noise(
     output: Path,
     *,
+    kind: Kind = "pairs",
     cache: Path = Path(".cache"),
     quick: bool = False,
     workers: int = 2,
@@ -61,8 +66,9 @@ def run_noise(
 
     Args:
         output: The sweep's folder; made if it is missing, gone on with if it is there.
+        kind: Which experiment.
         cache: Where `make data` put its data.
-        quick: A coarse grid of MLPs.
+        quick: A coarse grid.
         workers: Trainings side by side.
         executor: Where they run.
         narrator: Shows the progress; on standard output by default.
@@ -71,18 +77,20 @@ def run_noise(
         IsthmusError: Data are missing, or the folder is another sweep's or in use.
     """
     told = Narrator() if narrator is None else narrator
-    panels = noise_panels(quick=quick)
+    grid = noise_grid(kind, quick=quick)
     records = run_sweep(
-        noise_sweep(panels), output, workers=workers, executor=executor, cache=cache, narrator=told
+        grid.sweep, output, workers=workers, executor=executor, cache=cache, narrator=told
     )
+    experiment = experiment_of(grid.experiment)
     results = NoiseResults(
-        tuple(panel(name, runs, records) for name, runs in panels.items()),
+        grid.experiment,
+        tuple(panel(each, experiment, records) for each in grid.panels),
         sum(record.seconds for record in records),
         environment(threads=1),
     )
     results.write(output / "results.json")
-    for grid in results.grids:
-        told.console.print(grid.table())
+    for each in results.grids:
+        told.console.print(each.table())
     for line in remarks(results.panels):
         told.say(line)
     told.say(f"Results are in {output / 'results.json'}")
@@ -92,6 +100,7 @@ def run_noise(
 def _panel(found: Panel) -> dict[str, Any]:
     return {
         "name": found.name,
+        "figure": found.figure,
         "spreads": {knob: curve.spread for knob, curve in found.curves.items()},
         "bandwidths": {knob: curve.bandwidth for knob, curve in found.curves.items()},
         "optimum": None if found.highest is None else asdict(found.highest),

@@ -70,15 +70,19 @@ def optimum_grid(panels: Sequence[Panel]) -> Grid:
 
 
 def point_grid(panel: Panel) -> Grid:
-    """All settings of a panel: means over seeds."""
+    """All settings of a panel: means over seeds, by all methods of merging."""
     figures = {
         "accuracy": ("parents, %", 100, "{:.2f}"),
         "merged_accuracy": ("merged, %", 100, "{:.2f}"),
         "gain": ("gain", 100, "{:+.2f}"),
+        "linear_gain": ("linear", 100, "{:+.2f}"),
+        "task_arithmetic_gain": ("arithmetic", 100, "{:+.2f}"),
+        "ties_gain": ("TIES", 100, "{:+.2f}"),
         "gain_over_best": ("over the best", 100, "{:+.2f}"),
         "barrier": ("barrier", 1, "{:.3f}"),
         "rebasin_barrier": ("matched", 1, "{:.3f}"),
         "distance": ("distance", 1, "{:.3f}"),
+        "cosine": ("cosine", 1, "{:.3f}"),
         "cka": ("CKA", 1, "{:.3f}"),
         "effective_noise_scale": ("effective", 1, "{:.1e}"),
     }
@@ -97,14 +101,15 @@ def point_grid(panel: Panel) -> Grid:
                 cells.append("")
                 continue
             text = form.format(factor * point.means[name])
-            if name == "gain" and name in point.deviations:
+            if name.endswith("gain") and name in point.deviations:
                 text += f" ±{factor * point.deviations[name]:.2f}"
             cells.append(text)
         knob_cells = [f"{point.settings[name]:g}" for name in knobs]
         rows.append((f"{point.noise_scale:.1e}", *knob_cells, str(point.diverged or ""), *cells))
     names = [name.replace("_", " ") for name in knobs]
     headings = [figures[name][0] for name in shown]
-    return Grid(panel.name, ("noise scale", *names, "diverged", *headings), tuple(rows))
+    title = panel.name if panel.figure == "gain" else panel.name.rpartition(", ")[0]
+    return Grid(title, ("noise scale", *names, "diverged", *headings), tuple(rows))
 
 
 def remarks(panels: Sequence[Panel]) -> Iterator[str]:
