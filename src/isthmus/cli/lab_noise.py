@@ -8,13 +8,13 @@ from isthmus.lab.noise.grids import Kind
 from isthmus.lab.noise.run import run_noise
 from isthmus.lab.sweeps.run import Executor
 from isthmus.reports.lab_page import write_page
-from isthmus.reports.noise_lab import noise_page
+from isthmus.reports.noise_lab import noise_figures, noise_page
 
 
 def run(
     out: Path, cache: Path, kind: Kind, *, quick: bool, workers: int, executor: Executor
 ) -> None:
-    """Train the pairs and write the report.
+    """Train the pairs and write the report, and its figures one by one.
 
     Args:
         out: Where the runs and results go.
@@ -28,3 +28,7 @@ def run(
         out, kind=kind, cache=cache, quick=quick, workers=workers, executor=executor
     )
     write_page(noise_page(results), out / "report.html")
+    figures = out / "figures"
+    figures.mkdir(exist_ok=True)
+    for name, figure in noise_figures(results).items():
+        (figures / f"{name}.svg").write_text(figure, encoding="utf-8")

@@ -19,6 +19,7 @@ _WHAT = {
     "noise-text-transfer": "Fine-tunes of MiniLM on tasks of text, merged by three methods.",
 }
 _DRAWN = {"lr": "learning rate", "batch": "batch size", "noise_scale": "noise scale"}
+_BARRIERS = {"barrier": "as trained", "rebasin_barrier": "weights matched"}
 _MEASURED = {
     "effective_noise_scale": "effective noise scale, measured",
     "distance": "distance of the parents",
@@ -34,9 +35,20 @@ def noise_page(results: NoiseResults) -> Page:
         "that knob alone.",
         grids=[*results.grids, *map(point_grid, _tables(results.panels))],
         remarks=[*remarks(results.panels)],
-        figures=[markup(gain_figure(panel)) for panel in results.panels],
+        figures=[*map(markup, noise_figures(results).values())],
         environment=results.environment,
     )
+
+
+def noise_figures(results: NoiseResults) -> dict[str, str]:
+    """All figures of the report, each an ``<svg>`` element, by a name that serves for a file."""
+    found = {}
+    for panel in results.panels:
+        name = "-".join(panel.name.lower().replace(",", "").split())
+        found[name] = gain_figure(panel)
+        if (likeness := likeness_figure(panel)) is not None:
+            found[f"{name}-likeness"] = likeness
+    return found
 
 
 def _tables(panels: Sequence[Panel]) -> list[Panel]:
@@ -74,6 +86,53 @@ def gain_figure(panel: Panel) -> str:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
     return drawn(draw, (3.2 * len(knobs), 3.8))
+
+
+def likeness_figure(panel: Panel) -> str | None:
+    """Draw barriers before and after matching against the noise scale, and the gain against the likeness of features.
+
+    Returns:
+        An ``<svg>`` element, or None where features were not compared.
+    """
+    points = [point for point in panel.points if point.seeds and "cka" in point.means]
+    if not points:
+        return None
+
+    def draw(figure: Any) -> None:
+        figure.suptitle(plain(panel.name))
+        left, right = figure.subplots(1, 2)
+        scales = [point.noise_scale for point in points]
+        for number, (name, label) in enumerate(_BARRIERS.items()):
+            if all(name in point.means for point in points):
+                left.plot(
+                    scales,
+                    [point.means[name] for point in points],
+                    linestyle="none",
+                    marker=MARKERS[number],
+                    color=COLOURS[number],
+                    markersize=4,
+                    label=label,
+                )
+        left.set_xscale("log")
+        left.set_yscale("symlog", linthresh=0.01)
+        left.set_xlabel("noise scale")
+        left.set_ylabel("barrier of the loss")
+        left.legend(frameon=False)
+        right.plot(
+            [point.means["cka"] for point in points],
+            [100 * point.means[panel.figure] for point in points],
+            linestyle="none",
+            marker=MARKERS[0],
+            color=COLOURS[0],
+            markersize=4,
+        )
+        right.axhline(0, color="black", linewidth=0.6)
+        right.set_xlabel("linear CKA of the parents' features")
+        right.set_ylabel("merging gain, points")
+        for place in (left, right):
+            place.grid(linewidth=0.4)
+
+    return drawn(draw, (7.6, 3.4))
 
 
 def _scatter(place: Any, panel: Panel, knob: str) -> None:

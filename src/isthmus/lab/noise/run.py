@@ -10,7 +10,7 @@ from isthmus.lab.grid import Grid
 from isthmus.lab.machine import environment
 from isthmus.lab.noise.grids import Kind, noise_grid
 from isthmus.lab.noise.results import Panel, panel
-from isthmus.lab.noise.tables import collapse_grid, optimum_grid, remarks
+from isthmus.lab.noise.tables import collapse_grid, optimum_grid, remarks, similarity_grid
 from isthmus.lab.progress import Narrator
 from isthmus.lab.results_file import write_results
 from isthmus.lab.sweeps.experiments import experiment_of
@@ -34,9 +34,10 @@ class NoiseResults:
     environment: dict[str, str]
 
     @property
-    def grids(self) -> tuple[Grid, Grid]:
-        """The two tables that sum up."""
-        return collapse_grid(self.panels), optimum_grid(self.panels)
+    def grids(self) -> tuple[Grid, ...]:
+        """The tables that sum up; those without rows are left out."""
+        made = (collapse_grid, optimum_grid, similarity_grid)
+        return tuple(grid for make in made if (grid := make(self.panels)).rows)
 
     def write(self, path: Path) -> None:
         """As JSON; curves without their points, which stand beside them."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
+
+from scipy.stats import spearmanr
 
 from isthmus.lab.grid import Grid
-from isthmus.lab.noise.results import Panel
+from isthmus.lab.noise.results import Panel, Point
 
 _SPREADS = {
     "noise_scale": "noise scale",
@@ -15,6 +18,12 @@ _SPREADS = {
     "effective_noise_scale": "effective",
     "distance": "distance",
 }
+BARRIER = 0.02
+"""In loss; below it there is nothing for a matching to mend."""
+
+_FEWEST = 4
+"""Points for a rank correlation."""
+
 SURE = 0.95
 """The share of resampled curves that must have an interior optimum for it to be called one."""
 
@@ -67,6 +76,48 @@ def optimum_grid(panels: Sequence[Panel]) -> Grid:
         ),
         tuple(rows),
     )
+
+
+def similarity_grid(panels: Sequence[Panel]) -> Grid:
+    """By panel, what goes with the gain over settings, and what matching the weights does to barriers."""
+    rows = []
+    for panel in panels:
+        points = [point for point in panel.points if point.seeds and "cka" in point.means]
+        if len(points) < _FEWEST:
+            continue
+        gains = [point.means[panel.figure] for point in points]
+        correlations = [
+            f"{spearmanr(gains, [value(point) for point in points]).statistic:+.2f}"
+            for value in (_cka, _distance, _noise)
+        ]
+        high = [
+            point.means
+            for point in points
+            if "rebasin_barrier" in point.means and point.means["barrier"] > BARRIER
+        ]
+        barriers = [
+            f"{median(means[name] for means in high):.3f}" if high else ""
+            for name in ("barrier", "rebasin_barrier")
+        ]
+        rows.append((panel.name, *correlations, str(len(high) or ""), *barriers))
+    return Grid(
+        "Rank correlation of the gain over settings with the likeness of features (linear CKA), the parents' "
+        f"distance and the noise scale; barriers above {BARRIER} and what matching weights makes of them (medians)",
+        ("networks", "CKA", "distance", "noise scale", "barriers", "before", "matched"),
+        tuple(rows),
+    )
+
+
+def _cka(point: Point) -> float:
+    return point.means["cka"]
+
+
+def _distance(point: Point) -> float:
+    return point.means["distance"]
+
+
+def _noise(point: Point) -> float:
+    return point.noise_scale
 
 
 def point_grid(panel: Panel) -> Grid:
