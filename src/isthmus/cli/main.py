@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from isthmus.cli import (
+    advise,
     align,
     calibrate,
     connect,
@@ -52,6 +53,7 @@ app.command("align", short_help="Move a model along its symmetries next to anoth
 app.command("connect", short_help="Say whether two models are joined by a path of low loss.")(
     connect.command
 )
+app.command("advise", short_help="Say whether models trained like this will merge.")(advise.command)
 app.command("calibrate", short_help="Run a model on examples; keep its layers' statistics.")(
     calibrate.command
 )

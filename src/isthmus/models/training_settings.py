@@ -80,7 +80,12 @@ class TrainingSettings:
     @property
     def adaptive(self) -> bool:
         """Whether steps do not grow with the gradient: every optimizer but SGD."""
-        return self.optimizer is not None and not self.optimizer.lower().startswith("sgd")
+        return self.optimizer is not None and "sgd" not in self.optimizer_parts
+
+    @property
+    def optimizer_parts(self) -> frozenset[str]:
+        """The words of the optimizer's name: of `paged_adamw_8bit` it is adamw that counts."""
+        return frozenset(re.findall("[a-z]+", (self.optimizer or "").lower()))
 
     def noise_scale(self) -> float:
         """`effective_noise_scale`, or `adaptive_noise_scale` for an adaptive optimizer.

@@ -62,8 +62,8 @@ class Panel:
         name: For people.
         figure: The gain that is drawn, as the experiment calls it.
         points: In the order of their noise scale.
-        curves: By knob, the merging gain as a function of that knob alone.
-        highest: Of the curve in the noise scale.
+        curves: By knob, the merging gain as a function of that knob alone; none of knobs that do not vary.
+        highest: Of the curve in the noise scale, if there is one.
     """
 
     name: str
@@ -105,7 +105,8 @@ def panel(plan: PanelPlan, experiment: Experiment, records: Iterable[RunRecord])
     curves = {}
     for knob in KNOBS:
         places = [point.knob(knob) for point in good]
-        if len(good) >= _FEWEST and all(place is not None and place > 0 for place in places):
+        varies = len(good) >= _FEWEST and len(set(places)) > 1
+        if varies and all(place is not None and place > 0 for place in places):
             curves[knob] = smooth_curve(
                 np.array(places), np.array([point.means[plan.figure] for point in good])
             )

@@ -87,7 +87,7 @@ def similarity_grid(panels: Sequence[Panel]) -> Grid:
             continue
         gains = [point.means[panel.figure] for point in points]
         correlations = [
-            f"{spearmanr(gains, [value(point) for point in points]).statistic:+.2f}"
+            _correlation(gains, [value(point) for point in points])
             for value in (_cka, _distance, _noise)
         ]
         high = [
@@ -106,6 +106,10 @@ def similarity_grid(panels: Sequence[Panel]) -> Grid:
         ("networks", "CKA", "distance", "noise scale", "barriers", "before", "matched"),
         tuple(rows),
     )
+
+
+def _correlation(gains: Sequence[float], values: Sequence[float]) -> str:
+    return "" if len(set(values)) == 1 else f"{spearmanr(gains, values).statistic:+.2f}"
 
 
 def _cka(point: Point) -> float:

@@ -1,0 +1,326 @@
+"""From a training's settings to advice: where it lies on a measured curve, and what would move it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from isthmus.errors import TrainingError
+from isthmus.lab.noise.evidence import (
+    DecaySeries,
+    Evidence,
+    Experiment,
+    Family,
+    Measured,
+    NetworkKind,
+    Split,
+)
+from isthmus.models.training_settings import TrainingSettings
+from isthmus.optim.noise_scale import adaptive_noise_scale, effective_noise_scale
+from isthmus.recipes.problems import nearest
+
+_PLACES = 400
+"""Of the grid on which the curve's good part is sought."""
+
+_NEAREST = 3
+"""Measured settings that are named."""
+
+_OPTIMIZERS = frozenset(
+    [
+        "sgd",
+        "adam",
+        "adamw",
+        "nadam",
+        "radam",
+        "adamax",
+        "adagrad",
+        "adadelta",
+        "adafactor",
+        "rmsprop",
+        "lamb",
+        "lion",
+        "signum",
+        "signsgd",
+        "muon",
+        "sophia",
+        "shampoo",
+        "soap",
+        "ademamix",
+        "apollo",
+        "lomo",
+        "adalomo",
+    ]
+)
+"""Words that an optimizer's name must have one of."""
+
+_SMALLEST = 4
+"""Examples of a batch that is proposed."""
+
+_LARGEST_MOMENTUM = 0.99
+"""Of what is proposed."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting, changed alone.
+
+    Attributes:
+        setting: Which.
+        value: The new one.
+        noise_scale: That follows.
+        cost: What it costs, in words.
+    """
+
+    setting: str
+    value: float
+    noise_scale: float
+    cost: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is known of a training's mergeability.
+
+    Attributes:
+        settings: Of the training.
+        formula: Of the noise scale, with its numbers.
+        noise_scale: Of the training.
+        experiment: The nearest that was measured.
+        assumed: What was not told, and taken for the choice of the experiment.
+        gain: Of the curve at this noise scale, of accuracy from 0 to 1; None outside the measured range.
+        good: The stretch around the optimum where the curve is within its own scatter of the highest place.
+        nearest: Measured settings next to this one, in the order of their noise scale.
+        changes: Each alone brings the noise scale to the optimum; none where it lies in `good` already, or outside
+            what was measured.
+        decays: What decay did at one noise scale, where it was measured for such an optimizer.
+        limits: Of the evidence.
+    """
+
+    settings: TrainingSettings
+    formula: str
+    noise_scale: float
+    experiment: Experiment
+    assumed: tuple[str, ...]
+    gain: float | None
+    good: tuple[float, float]
+    nearest: tuple[Measured, ...]
+    changes: tuple[Change, ...]
+    decays: tuple[DecaySeries, ...]
+    limits: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Where the training lies, in a sentence."""
+        least, largest = self.experiment.range
+        low, high = self.good
+        if self.gain is None:
+            side, factor = (
+                ("below", least / self.noise_scale)
+                if self.noise_scale < least
+                else ("above", self.noise_scale / largest)
+            )
+            return (
+                f"The noise scale lies {factor:.2g} times {side} what was measured. The curve ends there and is "
+                "not drawn on: nothing is known."
+            )
+        points = f"{100 * self.gain:+.2f} ± {100 * self.experiment.spread:.2f} points"
+        if low <= self.noise_scale <= high:
+            return f"It lies in the good stretch: the curve foretells a merging gain of {points}."
+        return (
+            f"Here the curve foretells a merging gain of {points}; at {self.experiment.optimum.at:.1e} it is "
+            f"{100 * self.experiment.optimum.height:+.2f}. There is too "
+            f"{'little' if self.noise_scale < low else 'much'} noise."
+        )
+
+
+def advise(
+    settings: TrainingSettings,
+    evidence: Evidence,
+    *,
+    network: NetworkKind | None = None,
+    split: Split | None = None,
+    method: str = "linear",
+) -> Advice:
+    """Find the nearest experiment and read the curve.
+
+    Args:
+        settings: Of the training.
+        evidence: What was measured.
+        network: Its kind; if None, a transformer for adaptive optimizers and convolutions for SGD.
+        split: What the models to be merged have in common; if None, a pretrained network where such was
+            measured for the optimizer, or else the first part of their training.
+        method: That will merge them, where it was measured.
+
+    Raises:
+        TrainingError: Learning rate, batch size or optimizer are not told, the learning rate is 0, the optimizer is
+            unknown, or nothing was measured for its like.
+    """
+    noise = settings.noise_scale()
+    if not settings.optimizer_parts & _OPTIMIZERS:
+        near = nearest(str(settings.optimizer).lower(), _OPTIMIZERS)
+        raise TrainingError(
+            f"{settings.source}: there is no optimizer {settings.optimizer!r} here",
+            f"Did you mean {near!r}?" if near else f"Known are {', '.join(sorted(_OPTIMIZERS))}.",
+        )
+    if noise == 0:
+        raise TrainingError(
+            f"{settings.source}: a learning rate of 0 trains nothing",
+            "Write the peak learning rate.",
+        )
+    family: Family = "adaptive" if settings.adaptive else "sgd"
+    found, assumed = _nearest(evidence, family, network, split, method)
+    low, high = _good(found)
+    least, largest = found.range
+    inside = least <= noise <= largest
+    gain = float(found.curve.at(np.array([noise]))[0]) if inside else None
+    return Advice(
+        settings,
+        _formula(settings),
+        noise,
+        found,
+        assumed,
+        gain,
+        (low, high),
+        _around(found.points, noise),
+        tuple(_changes(settings, noise, low, high, found)),
+        evidence.decays if family == "sgd" else (),
+        tuple(_limits(found)),
+    )
+
+
+def _nearest(
+    evidence: Evidence,
+    family: Family,
+    network: NetworkKind | None,
+    split: Split | None,
+    method: str,
+) -> tuple[Experiment, tuple[str, ...]]:
+    own = [each for each in evidence.experiments if each.family == family]
+    if not own:
+        raise TrainingError(
+            f"Nothing was measured for {'adaptive optimizers' if family == 'adaptive' else 'SGD'}",
+            "Train pairs of your own: isthmus lab sweep -h.",
+        )
+    assumed = []
+    if network is None:
+        network = "transformer" if family == "adaptive" else "convolutional"
+        assumed.append(f"the network is {_NETWORKS[network]} (--network says otherwise)")
+    if split is None:
+        split = "pretrained" if any(each.split == "pretrained" for each in own) else "trunk"
+        assumed.append(f"the models share {_SPLITS[split]} (--split says otherwise)")
+
+    def distance(experiment: Experiment) -> tuple[bool, bool, bool]:
+        # How models part changes the curve most.
+        return (
+            experiment.split != split,
+            experiment.network != network,
+            experiment.method != method,
+        )
+
+    # The first in the order of the evidence, of those at the same distance.
+    best = min(own, key=distance)
+    for name, wanted, got in (
+        ("shares", _SPLITS[split], _SPLITS[best.split]),
+        ("network", _NETWORKS[network], _NETWORKS[best.network]),
+        ("method", method, best.method),
+    ):
+        if wanted != got:
+            assumed.append(f"{got} stands in for {wanted}, which was not measured with {name} so")
+    return best, tuple(assumed)
+
+
+_NETWORKS: dict[NetworkKind, str] = {
+    "transformer": "a transformer",
+    "convolutional": "a network of convolutions",
+    "mlp": "an MLP",
+}
+_SPLITS: dict[Split, str] = {
+    "pretrained": "a pretrained network",
+    "trunk": "the first part of their training",
+    "start": "their initial weights only",
+}
+
+
+def _formula(settings: TrainingSettings) -> str:
+    lr, batch = settings.lr, settings.batch_size
+    if settings.adaptive:
+        return f"η/√B = {lr:g}/√{batch}"
+    return f"η/(B(1 − μ)) = {lr:g}/({batch} · (1 − {settings.momentum or 0:g}))"
+
+
+def _good(experiment: Experiment) -> tuple[float, float]:
+    """Around the optimum, where the curve is within its scatter of the highest place."""
+    places = np.geomspace(*experiment.range, _PLACES)
+    line = experiment.curve.at(places)
+    top = int(line.argmax())
+    within = line >= line[top] - experiment.spread
+    first, last = top, top
+    while first > 0 and within[first - 1]:
+        first -= 1
+    while last < len(places) - 1 and within[last + 1]:
+        last += 1
+    return float(places[first]), float(places[last])
+
+
+def _around(points: Sequence[Measured], noise: float) -> tuple[Measured, ...]:
+    nearest = sorted(points, key=lambda point: abs(math.log(point.noise_scale / noise)))[:_NEAREST]
+    return tuple(sorted(nearest, key=lambda point: point.noise_scale))
+
+
+def _changes(
+    settings: TrainingSettings, noise: float, low: float, high: float, found: Experiment
+) -> Iterator[Change]:
+    """Each brings the noise scale to the optimum: an end of the good stretch may lie at a cliff."""
+    least, largest = found.range
+    if low <= noise <= high or not least <= noise <= largest:
+        return
+    factor = found.optimum.at / noise
+    lr, batch, momentum = settings.lr, settings.batch_size, settings.momentum or 0.0
+    assert lr is not None
+    assert batch is not None
+
+    def scale(lr: float, batch: int, momentum: float) -> float:
+        if settings.adaptive:
+            return adaptive_noise_scale(lr, batch)
+        return effective_noise_scale(lr, batch, momentum)
+
+    more = factor > 1
+    rate = lr * factor
+    cost = (
+        "watch the loss: a larger rate can diverge"
+        if more
+        else "training is slower; more epochs may be needed"
+    )
+    yield Change("learning rate", rate, scale(rate, batch, momentum), cost)
+    size = round(batch / factor ** (2 if settings.adaptive else 1))
+    # A batch of one or two is no batch; a much larger one leaves few steps.
+    if size >= _SMALLEST:
+        cost = (
+            "more steps an epoch"
+            if more
+            else f"{size / batch:.3g} times fewer steps an epoch; accumulation does it on the same memory"
+        )
+        yield Change("batch size", size, scale(lr, size, momentum), cost)
+    other = 1 - (1 - momentum) / factor
+    if not settings.adaptive and 0 <= other <= _LARGEST_MOMENTUM:
+        cost = "averages more steps" if more else "smaller steps: more epochs may be needed"
+        yield Change("momentum", other, scale(lr, batch, other), cost)
+
+
+def _limits(found: Experiment) -> Iterator[str]:
+    yield f"Measured on small networks: {found.described}. Yours may be larger, and its curve may lie elsewhere."
+    yield (
+        f"All trainings had {found.epochs} {'epoch' if found.epochs == 1 else 'epochs'}: at little noise they are "
+        "trained less as well, which is part of the curve."
+    )
+    if found.optimum.interior < 0.95:
+        yield (
+            f"That the best noise scale lies inside the measured range is not certain: "
+            f"{100 * found.optimum.interior:.0f} % of resampled curves say so."
+        )
+    yield (
+        f"At other settings of one noise scale, gains lie ±{100 * found.spread:.2f} points from the curve (root mean square)."
+    )
