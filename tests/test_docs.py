@@ -53,6 +53,8 @@ def blocks(page: str, language: str) -> list[str]:
         "docs/projection.md",
         "docs/optimizers.md",
         "docs/noise.md",
+        "docs/advise.md",
+        "docs/sweeps.md",
         "docs/two-layer.md",
         "docs/align.md",
         "docs/connect.md",
