@@ -36,7 +36,7 @@ class Curve:
 
     def at(self, x: Array) -> Array:
         """The curve at other values of the knob, shape as given."""
-        weights = _weights(np.log(x), np.log(self.x), self.bandwidth)
+        weights = _weights(_squares(np.log(x), np.log(self.x), self.bandwidth))
         return np.asarray((weights @ self.y) / weights.sum(axis=1))
 
 
@@ -66,8 +66,9 @@ def smooth_curve(x: Array, y: Array) -> Curve:
         )
     errors = []
     for bandwidth in BANDWIDTHS:
-        weights = _weights(np.log(x), np.log(x), bandwidth)
-        np.fill_diagonal(weights, 0)
+        squares = _squares(np.log(x), np.log(x), bandwidth)
+        np.fill_diagonal(squares, np.inf)
+        weights = _weights(squares)
         errors.append(float(np.sqrt(np.mean(((weights @ y) / weights.sum(axis=1) - y) ** 2))))
     best = int(np.argmin(errors))
     return Curve(x, y, BANDWIDTHS[best], errors[best])
@@ -123,10 +124,11 @@ def optimum(curve: Curve, *, resamples: int = 1000, seed: int = 0) -> Optimum:
     )
 
 
-def _weights(places: Array, points: Array, bandwidth: float) -> Array:
-    """Gaussian weights of points for places, shape [places, points]; far from all of them the nearest counts."""
-    squares = ((places[:, None] - points[None, :]) / bandwidth) ** 2 / 2
-    nearest = np.where(squares > 0, squares, np.inf).min(axis=1, keepdims=True)
-    # Scaling a row changes no mean, and keeps it from vanishing.
-    weights: Array = np.exp(np.minimum(nearest, 600) - squares)
-    return weights
+def _squares(places: Array, points: Array, bandwidth: float) -> Array:
+    """Half the squared distances in bandwidths, shape [places, points]."""
+    return np.asarray(((places[:, None] - points[None, :]) / bandwidth) ** 2 / 2)
+
+
+def _weights(squares: Array) -> Array:
+    """Gaussian weights, the nearest point's 1: scaling a row changes no mean, and keeps it from vanishing."""
+    return np.asarray(np.exp(squares.min(axis=1, keepdims=True) - squares))
