@@ -78,7 +78,14 @@ def gain_figure(panel: Panel) -> str:
         for place, (knob, label) in zip(axes, knobs.items(), strict=True):
             _scatter(place, panel, knob)
             place.set_xscale("log")
+            # Gains of a point and losses of twenty, both to be seen.
+            place.set_yscale("symlog", linthresh=1)
+            place.yaxis.set_major_formatter("{x:g}")
             place.set_xlabel(label)
+            if knob == "batch":
+                batches = sorted({point.settings["batch"] for point in panel.points})
+                place.set_xticks(batches, [str(batch) for batch in batches])
+                place.set_xticks([], minor=True)
             place.axhline(0, color="black", linewidth=0.6)
             place.grid(linewidth=0.4)
         axes[0].set_ylabel("merging gain, points")
@@ -110,11 +117,13 @@ def likeness_figure(panel: Panel) -> str | None:
                     linestyle="none",
                     marker=MARKERS[number],
                     color=COLOURS[number],
-                    markersize=4,
+                    markerfacecolor="none" if number else COLOURS[number],
+                    markersize=4 + 2 * number,
                     label=label,
                 )
         left.set_xscale("log")
         left.set_yscale("symlog", linthresh=0.01)
+        left.set_ylim(bottom=-0.002)
         left.set_xlabel("noise scale")
         left.set_ylabel("barrier of the loss")
         left.legend(frameon=False)
@@ -126,6 +135,8 @@ def likeness_figure(panel: Panel) -> str | None:
             color=COLOURS[0],
             markersize=4,
         )
+        right.set_yscale("symlog", linthresh=1)
+        right.yaxis.set_major_formatter("{x:g}")
         right.axhline(0, color="black", linewidth=0.6)
         right.set_xlabel("linear CKA of the parents' features")
         right.set_ylabel("merging gain, points")

@@ -319,7 +319,7 @@ def _limits(found: Experiment) -> Iterator[str]:
     if found.optimum.interior < 0.95:
         yield (
             f"That the best noise scale lies inside the measured range is not certain: "
-            f"{100 * found.optimum.interior:.0f} % of resampled curves say so."
+            f"{100 * found.optimum.interior:.0f} % of resampled curves are higher there than at either end."
         )
     yield (
         f"At other settings of one noise scale, gains lie ±{100 * found.spread:.2f} points from the curve (root mean square)."

@@ -84,7 +84,7 @@ class Optimum:
         height: The curve there.
         rise: Height above the curve at the smallest knob.
         fall: Height above the curve at the largest knob.
-        interior: The share of the bootstrap's curves that rise and fall: whose highest place is at neither end.
+        interior: The share of the bootstrap's curves that are higher at `at` than at either end.
     """
 
     at: float
@@ -107,20 +107,21 @@ def optimum(curve: Curve, *, resamples: int = 1000, seed: int = 0) -> Optimum:
     line = curve.at(places)
     top = int(np.argmax(line))
     generator = np.random.default_rng(seed)
-    tops = []
+    tops, inside = [], []
     for _ in range(resamples):
         drawn = generator.integers(0, len(curve.x), len(curve.x))
         again = Curve(curve.x[drawn], curve.y[drawn], curve.bandwidth, curve.spread)
-        tops.append(int(np.argmax(again.at(places))))
+        other = again.at(places)
+        tops.append(int(np.argmax(other)))
+        inside.append(other[top] > max(other[0], other[-1]))
     low, high = np.percentile(places[tops], [2.5, 97.5])
-    last = len(places) - 1
     return Optimum(
         float(places[top]),
         (float(low), float(high)),
         float(line[top]),
         float(line[top] - line[0]),
         float(line[top] - line[-1]),
-        float(np.mean([0 < each < last for each in tops])),
+        float(np.mean(inside)),
     )
 
 

@@ -25,7 +25,7 @@ _FEWEST = 4
 """Points for a rank correlation."""
 
 SURE = 0.95
-"""The share of resampled curves that must have an interior optimum for it to be called one."""
+"""The share of resampled curves that must be higher at the optimum than at either end for it to be called one."""
 
 
 def collapse_grid(panels: Sequence[Panel]) -> Grid:
@@ -194,7 +194,7 @@ def _of_optimum(panel: Panel) -> str:
     found = panel.highest
     assert found is not None
     place = f"{100 * found.height:+.2f} points at a noise scale of {found.at:.1e}"
-    share = f"{100 * found.interior:.0f} % of resampled curves have their highest place inside"
+    share = f"{100 * found.interior:.0f} % of resampled curves are higher there than at either end"
     if found.interior >= SURE:
         return f"the gain has an interior optimum, {place} ({share})."
     return f"no interior optimum is certain: the curve is highest, {place}, but only {share}."
