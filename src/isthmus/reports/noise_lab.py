@@ -32,7 +32,7 @@ def noise_page(results: NoiseResults) -> Page:
         title="When models merge: the noise of their training",
         intro=f"{_WHAT[results.experiment]} The merging gain is the merged model's accuracy minus the mean of its "
         "parents'; colours are batch sizes, bars are standard deviations over seeds, lines the smooth curve in "
-        "that knob alone.",
+        "that knob alone. Settings of which a seed diverged are in the tables only.",
         grids=[*results.grids, *map(point_grid, _tables(results.panels))],
         remarks=[*remarks(results.panels)],
         figures=[*map(markup, noise_figures(results).values())],
@@ -101,7 +101,7 @@ def likeness_figure(panel: Panel) -> str | None:
     Returns:
         An ``<svg>`` element, or None where features were not compared.
     """
-    points = [point for point in panel.points if point.seeds and "cka" in point.means]
+    points = [point for point in panel.points if point.steady and "cka" in point.means]
     if not points:
         return None
 
@@ -147,7 +147,7 @@ def likeness_figure(panel: Panel) -> str | None:
 
 
 def _scatter(place: Any, panel: Panel, knob: str) -> None:
-    points = [point for point in panel.points if point.seeds and (point.knob(knob) or 0) > 0]
+    points = [point for point in panel.points if point.steady and (point.knob(knob) or 0) > 0]
     batches: Sequence[int] = sorted({point.settings["batch"] for point in points})
     for number, batch in enumerate(batches):
         some = [point for point in points if point.settings["batch"] == batch]

@@ -173,7 +173,7 @@ def _points(panel: Mapping[str, Any]) -> tuple[Measured, ...]:
             },
         )
         for point in panel["points"]
-        if point["seeds"]
+        if point["seeds"] and not point["diverged"]
     )
 
 

@@ -44,6 +44,11 @@ class Point:
     means: Mapping[str, float]
     deviations: Mapping[str, float]
 
+    @property
+    def steady(self) -> bool:
+        """Whether no seed diverged: other settings are at the edge of what trains at all, and on no curve."""
+        return self.seeds > 0 and self.diverged == 0
+
     def knob(self, name: str) -> float | None:
         """One of `KNOBS`; None where it was not measured."""
         if name == "noise_scale":
@@ -101,7 +106,7 @@ def panel(plan: PanelPlan, experiment: Experiment, records: Iterable[RunRecord])
         (_point(settings, found) for settings, found in groups.items()),
         key=lambda point: point.noise_scale,
     )
-    good = [point for point in points if point.seeds]
+    good = [point for point in points if point.steady]
     curves = {}
     for knob in KNOBS:
         places = [point.knob(knob) for point in good]

@@ -82,7 +82,7 @@ def similarity_grid(panels: Sequence[Panel]) -> Grid:
     """By panel, what goes with the gain over settings, and what matching the weights does to barriers."""
     rows = []
     for panel in panels:
-        points = [point for point in panel.points if point.seeds and "cka" in point.means]
+        points = [point for point in panel.points if point.steady and "cka" in point.means]
         if len(points) < _FEWEST:
             continue
         gains = [point.means[panel.figure] for point in points]
