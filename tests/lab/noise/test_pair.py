@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from isthmus.lab.networks.state import state
-from isthmus.lab.noise import pair, transfer
+from isthmus.lab.networks.state import seeded, state
+from isthmus.lab.noise import pair, training, transfer
 from isthmus.lab.noise.data import noise_data
 from isthmus.lab.noise.networks import made_network
 from isthmus.lab.noise.pair import run_pair
@@ -208,3 +209,44 @@ def test_the_pretrained_network_is_trained_once(tmp_path, monkeypatch):
         folder.mkdir()
         run_transfer(settings, folder, quiet, cache=tmp_path / "cache")
     assert len(count) == 1 + 2 + 2
+
+
+def test_test_data_choose_nothing(tmp_path, monkeypatch):
+    """With the classes of all test pictures exchanged, the same λ and densities are taken."""
+    settings = TransferSettings(**TRANSFER)
+    found = [run_transfer(settings, tmp_path, quiet, cache=tmp_path / "cache")]
+    given = noise_data(settings, Path("nowhere"))
+    other = (given.test_targets + 1) % 10
+
+    def exchanged(*arguments):
+        data = noise_data(*arguments)
+        return dataclasses.replace(data, test_targets=other)
+
+    monkeypatch.setattr(transfer, "noise_data", exchanged)
+    for checkpoint in tmp_path.glob("*.pt"):
+        checkpoint.unlink()
+    found.append(run_transfer(settings, tmp_path, quiet, cache=tmp_path / "cache"))
+    one, wrong = found
+    assert wrong["ties_accuracy"] < one["ties_accuracy"] - 0.3
+    for method in ("task_arithmetic", "ties"):
+        assert one[f"{method}_setting"] == wrong[f"{method}_setting"]
+
+
+def test_matching_finds_a_copy_whose_units_were_exchanged(tmp_path):
+    """A network and its permuted copy: far apart, and the same once matched."""
+    settings = PairSettings(**{**SMALL, "test": 60}, rebasin=True, epochs=8, lr=0.2)
+    data = noise_data(settings, tmp_path)
+    seeded(0)
+    network = made_network(settings, data)
+    training.train(network, data, settings, epochs=(0, 8), order=(0, 0))
+    a = state(network)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    b = {name: value.clone() for name, value in a.items()}
+    b["1.weight"], b["1.bias"] = a["1.weight"][order], a["1.bias"][order]
+    b["3.weight"] = a["3.weight"][:, order]
+    found = pair._judged(settings, data, network, a, b)
+    assert found["distance"] > 0.5
+    assert found["barrier"] > 0.05
+    assert found["rebasin_barrier"] == pytest.approx(0, abs=1e-5)
+    assert found["rebasin_distance"] == pytest.approx(0, abs=1e-6)
+    assert found["cka"] == pytest.approx(1, abs=1e-5)

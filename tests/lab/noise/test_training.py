@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from isthmus.errors import IsthmusError
+from isthmus.lab.data import named
 from isthmus.lab.networks.state import seeded, state
 from isthmus.lab.noise import training
 from isthmus.lab.noise.data import noise_data
@@ -205,3 +207,65 @@ def test_symmetries_that_nobody_described():
     network, _ = made(settings)
     with pytest.raises(IsthmusError, match="symmetries of vit"):
         symmetries(network, settings)
+
+
+def test_the_cosine_falls_from_the_whole_rate_to_none(monkeypatch):
+    """Against torch's own schedule, over the steps of all epochs."""
+    rates = []
+    step = torch.optim.SGD.step
+
+    def listening(self, *arguments, **more):
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *arguments, **more)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", listening)
+    trained(TrainingSettings(**SMALL, lr=0.3, epochs=4, schedule="cosine"))
+    monkeypatch.undo()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(rates))
+    expected = []
+    for _ in rates:
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert len(rates) == 28
+    assert rates == pytest.approx(expected)
+
+
+def test_augmentation_is_the_same_for_the_same_order_and_changes_every_epoch():
+    settings = TrainingSettings(**SMALL, augment=1)
+    data = noise_data(settings, NOWHERE)
+
+    def epoch(order, number, skipped=0):
+        return list(training._batches(data, settings, order, number, skipped))
+
+    first, again = epoch((0, 1), 0), epoch((0, 1), 0)
+    assert len(first) == 7
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    for resumed, whole in zip(epoch((0, 1), 0, 4), first[4:], strict=True):
+        assert torch.equal(resumed[0], whole[0])
+    assert not torch.equal(first[0][0], epoch((0, 1), 1)[0][0])
+    assert not torch.equal(first[0][0], epoch((0, 2), 0)[0][0])
+
+
+def test_an_epoch_sees_every_example_once():
+    settings = TrainingSettings(**{**SMALL, "batch": 15})
+    data = noise_data(settings, NOWHERE)
+    seen = torch.cat([x for x, _ in training._batches(data, settings, (0, 0), 0, 0)])
+    rows = sorted(map(tuple, seen.flatten(1).tolist()))
+    assert rows == sorted(map(tuple, data.inputs.flatten(1).tolist()))
+
+
+def test_a_decoder_learns():
+    text = "the cat sat on the mat; the dog sat on the log. " * 60
+    data = named._text(text, text[:400], 16, "rhymes")
+    settings = TrainingSettings(
+        architecture="decoder", context=16, width=32, depth=1, batch=16, optimizer="adamw", lr=5e-3
+    )
+    seeded(0)
+    network = made_network(settings, data)
+    curve = train(network, data, settings, epochs=(0, 3), order=(0, 0))
+    assert curve[0] < math.log(256)
+    assert curve[2] < 0.7 * curve[0]
