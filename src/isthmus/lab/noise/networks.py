@@ -53,10 +53,10 @@ def made_network(settings: NetworkSettings, data: Data) -> nn.Module:
 
 
 def scale_invariant(network: nn.Module) -> dict[str, Tensor]:
-    """The weights whose size the network ignores, because BatchNorm follows: the same function for any c·w, c > 0.
+    """Weights whose size the network ignores, because BatchNorm follows: the same function for any c·w, c > 0.
 
-    In residual networks those are the stem and the first convolution of every block, in dense ones all
-    convolutions.
+    In residual networks those are the first convolution of every block, in dense ones all convolutions. The stem of
+    a residual network is such a weight too, and is left out: what was measured is the mean over the blocks.
     """
     parameters = dict(network.named_parameters())
     if isinstance(network, DenseNet):
