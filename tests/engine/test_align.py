@@ -13,7 +13,7 @@ import isthmus
 from isthmus.checkpoints import open_checkpoint
 from isthmus.engine.verify import verify
 from isthmus.errors import PlanError, RecipeError, SymmetryError
-from isthmus.models.alignment import symmetries
+from isthmus.models.checkpoint_tensors import symmetries
 from tests.symmetry.families import described
 
 
@@ -162,7 +162,7 @@ def test_no_group_on_the_stream(pair, tmp_path):
 
 def test_other_widths(tmp_path):
     a, b = model(tmp_path / "a"), model(tmp_path / "b", intermediate_size=40)
-    with pytest.raises(SymmetryError, match=r"mlp.*has the shape.*\n.*same widths"):
+    with pytest.raises(SymmetryError, match=r"'layers.0.mlp' has 40 units.*\n.*Swap the networks"):
         isthmus.align(a, b, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -13,7 +13,7 @@ import isthmus
 from isthmus.checkpoints import open_checkpoint
 from isthmus.engine.verify import verify
 from isthmus.errors import OutputError, RecipeError, SymmetryError
-from isthmus.models.alignment import symmetries
+from isthmus.models.checkpoint_tensors import symmetries
 from isthmus.paths.distance import relative_distance
 
 from ..cli.test_connect import WORDS, add_tokenizer

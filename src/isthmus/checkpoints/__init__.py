@@ -12,11 +12,17 @@ from isthmus.checkpoints.layout import Shard, ShardLayout
 from isthmus.checkpoints.names import align_names
 from isthmus.checkpoints.references import find_adapter, open_checkpoint
 from isthmus.checkpoints.replaced import ReplacedTensors
-from isthmus.checkpoints.sidecars import check_sidecars, copy_sidecars
+from isthmus.checkpoints.sidecars import (
+    MODEL_CONFIG,
+    check_sidecars,
+    config_text,
+    copy_sidecars,
+)
 from isthmus.checkpoints.sizes import parse_size
 from isthmus.checkpoints.writer import ShardWriter
 
 __all__ = [
+    "MODEL_CONFIG",
     "AdaptedCheckpoint",
     "Adapter",
     "Checkpoint",
@@ -32,6 +38,7 @@ __all__ = [
     "atomic_write_bytes",
     "atomic_write_text",
     "check_sidecars",
+    "config_text",
     "copy_sidecars",
     "find_adapter",
     "open_adapter",

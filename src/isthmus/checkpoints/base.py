@@ -84,6 +84,7 @@ class Checkpoint(Closing):
         notes: What the user should know about how the checkpoint was read, one sentence each.
         computed: Names whose numbers are computed when they are read, so that `read` gives them
             more precisely than `read_stored`, which rounds them.
+        rewritten: Whether `config` is not what its `config.json` says, so that an output must write it.
     """
 
     label: str
@@ -95,6 +96,7 @@ class Checkpoint(Closing):
     sources: tuple[SourceFile, ...]
     notes: tuple[str, ...]
     computed: Set[str] = frozenset()
+    rewritten: bool = False
 
     @abstractmethod
     def read(self, name: str, start: int, out: FloatArray) -> None:

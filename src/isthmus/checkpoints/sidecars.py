@@ -117,14 +117,20 @@ def copy_sidecars(source: Source, destination: Path, dtype: Dtype | None) -> lis
 
 def _config_text(path: Path, dtype: Dtype) -> bytes:
     try:
-        config = with_dtype(read_json(path), dtype)
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        try:
-            return text.encode("utf-8")
-        except UnicodeEncodeError:  # half a character, which JSON can write and UTF-8 cannot
-            return (json.dumps(config, indent=2) + "\n").encode("ascii")
+        return config_text(read_json(path), dtype)
     except RecursionError as error:
         raise CheckpointError(f"{path} is nested too deeply", "Mend it by hand.") from error
+
+
+def config_text(config: Mapping[str, Any], dtype: Dtype | None) -> bytes:
+    """A `config.json` that states a number format; None leaves it as it is."""
+    if dtype is not None:
+        config = with_dtype(config, dtype)
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:  # half a character, which JSON can write and UTF-8 cannot
+        return (json.dumps(config, indent=2) + "\n").encode("ascii")
 
 
 def with_dtype(config: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def command(
     badly until it is undone. Fine-tunes of one base need no alignment.
 
     B is matched to A, run before and after on random inputs in float64, and written only if its outputs are
-    the same. The same in a recipe: `align: weights`, or `align: {by: activations, data: texts.jsonl}`.
+    the same. Its MLPs may be narrower than A's: they grow by units that do nothing. The same in a recipe: `align: weights`, or `align: {by: activations, data: texts.jsonl}`.
 
     \b
     Examples:

@@ -42,7 +42,9 @@ def aligned(recipe: Recipe, opened: Mapping[str, Checkpoint], stays: str) -> dic
         CalibrationError: The examples cannot be read.
     """
     from isthmus.models.aligned_view import AlignedView
-    from isthmus.models.alignment import chosen_axes, named_alike, symmetries
+    from isthmus.models.alignment import chosen_axes, named_alike
+    from isthmus.models.checkpoint_tensors import symmetries
+    from isthmus.models.widened_view import at_width_of
 
     assert recipe.align is not None
     reference = opened[stays]
@@ -52,13 +54,11 @@ def aligned(recipe: Recipe, opened: Mapping[str, Checkpoint], stays: str) -> dic
     moves = {entry.model for entry in recipe.models} - {stays}
     result: dict[str, Checkpoint] = {}
     for name, checkpoint in opened.items():
+        result[name] = checkpoint
         if name in moves:
-            named_alike(reference, checkpoint)
-        result[name] = (
-            AlignedView(checkpoint, reference, data.batches, data.files)
-            if name in moves
-            else checkpoint
-        )
+            grown = at_width_of(checkpoint, reference, recipe.align.residual)
+            named_alike(reference, grown)
+            result[name] = AlignedView(grown, reference, data.batches, data.files)
     return result
 
 
@@ -111,6 +111,7 @@ def settle(models: Sequence[Source], align: Align | None, progress: Progress) ->
 def _settled(view: AlignedView, align: Align, progress: Progress) -> str:
     from isthmus.geometry.linalg import one_thread
     from isthmus.models.alignment import align_checkpoint
+    from isthmus.models.widened_view import WidenedView
 
     listener = Stages(progress, view.label)
     # Sums of another order have other last digits, and a resumed merge must find the same element.
@@ -131,8 +132,14 @@ def _settled(view: AlignedView, align: Align, progress: Progress) -> str:
             listener.finish()
     view.alignment = found
     matching = found.matching
+    grown = len(view.moved.axes) if isinstance(view.moved, WidenedView) else 0
     return (
-        f"{view.label} was aligned to {view.reference.label} by {_BY[align.by]}: relative distance "
+        (
+            f"{view.label} grew to the width of {view.reference.label} on {grown} axes; "
+            if grown
+            else ""
+        )
+        + f"{view.label} was aligned to {view.reference.label} by {_BY[align.by]}: relative distance "
         f"{matching.distance:.3g}, before {matching.before:.3g}"
         + ("" if matching.converged else "; the descent had not ended")
         + (

@@ -107,8 +107,8 @@ class Finisher:
     def _measured(
         self, network: nn.Module, merged: Mapping[str, Tensor], stored: Mapping[str, str]
     ) -> Mapping[str, Tensor]:
-        from isthmus.models.alignment import CheckpointTensors
         from isthmus.models.batch_norm import repair, reset_statistics
+        from isthmus.models.checkpoint_tensors import CheckpointTensors
 
         if self.share is None:
             return reset_statistics(network, merged, self.batches)

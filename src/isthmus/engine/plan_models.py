@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus.checkpoints import Checkpoint, Dtype, ShardLayout, TensorInfo, check_sidecars
+from isthmus.checkpoints import (
+    MODEL_CONFIG,
+    Checkpoint,
+    Dtype,
+    ShardLayout,
+    TensorInfo,
+    check_sidecars,
+    config_text,
+)
 from isthmus.checkpoints.dtypes import RECIPE_DTYPES
 from isthmus.checkpoints.vocabulary import differing_tokens
 from isthmus.engine.compatibility import require_mergeable
@@ -113,8 +121,16 @@ def plan_models(
         base_name=recipe.base_model,
         tied=donor.tied,
         stage=stage,
+        texts=_configuration(donor, asked),
         finisher=plan_finish(recipe, donor, experts),
     )
+
+
+def _configuration(donor: Checkpoint, asked: Dtype | None) -> dict[str, str]:
+    """The config.json of a model that is not written as it is."""
+    if not donor.rewritten or donor.config is None:
+        return {}
+    return {MODEL_CONFIG: config_text(donor.config, asked).decode("utf-8")}
 
 
 def _solved(task: MergeTask, view: Checkpoint) -> SolvedTask:

@@ -12,7 +12,8 @@ from torch import Tensor
 from isthmus.checkpoints import Checkpoint
 from isthmus.checkpoints.base import SourceFile
 from isthmus.errors import SymmetryError
-from isthmus.models.alignment import Alignment, CheckpointTensors
+from isthmus.models.alignment import Alignment
+from isthmus.models.checkpoint_tensors import CheckpointTensors
 from isthmus.models.matched import Batch
 from isthmus.typing import FloatArray, StorageArray
 
@@ -49,6 +50,7 @@ class AlignedView(Checkpoint):
         self.tied = moved.tied
         self.tied_by_file = moved.tied_by_file
         self.config = moved.config
+        self.rewritten = moved.rewritten
         self.sources = moved.sources + files
         self.notes = moved.notes
         self.computed = frozenset(n for n, info in moved.tensors.items() if info.dtype.is_float)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
 from isthmus.checkpoints import Checkpoint, align_names
 from isthmus.errors import SymmetryError
+from isthmus.models.checkpoint_tensors import CheckpointTensors, by_parameter, symmetries
 from isthmus.models.equivalence import Equivalence, check_action, random_inputs
 from isthmus.models.matched import Batch, By, Told, matched
-from isthmus.models.network import Weights, empty_network
-from isthmus.symmetry.architectures import Architecture, Residual, architecture_of
+from isthmus.models.network import empty_network
+from isthmus.models.widened_view import WidenedView
+from isthmus.symmetry.architectures import Residual
 from isthmus.symmetry.matching import Matching, match_weights
 from isthmus.symmetry.spec import Spec
-from isthmus.typing import FloatArray
 
 CHECKED = 1_000_000_000
 """Parameters of the largest network that is run in float64, before and after, to see that nothing changed."""
@@ -45,63 +42,6 @@ class Alignment:
     unchecked: str = ""
 
 
-class CheckpointTensors(Mapping[str, Tensor]):
-    """A checkpoint's floating-point tensors, each read when it is asked for.
-
-    Args:
-        checkpoint: Where they are.
-        names: The name in the checkpoint for each name here; the checkpoint's own if None.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str] | None = None) -> None:
-        self._checkpoint = checkpoint
-        given = {name: name for name in checkpoint.tensors} if names is None else names
-        self.names = {
-            here: name for here, name in given.items() if checkpoint.tensors[name].dtype.is_float
-        }
-
-    def __getitem__(self, name: str) -> Tensor:
-        """In float32, or float64 where it is stored so."""
-        own = self.names[name]
-        info = self._checkpoint.tensors[own]
-        out: FloatArray = (
-            np.empty(info.numel, np.float64)
-            if info.dtype.itemsize == 8
-            else np.empty(info.numel, np.float32)
-        )
-        self._checkpoint.read(own, 0, out)
-        return torch.from_numpy(out).reshape(info.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Without reading it."""
-        return self._checkpoint.tensors[self.names[name]].shape
-
-
-def symmetries(checkpoint: Checkpoint, residual: Residual) -> Architecture:
-    """The symmetries of a checkpoint, from its configuration.
-
-    Raises:
-        SymmetryError: There is no configuration, or it is of an unknown family.
-    """
-    if checkpoint.config is None:
-        raise SymmetryError(
-            f"{checkpoint.label} has no config.json, from which its symmetries would be known",
-            "Name a folder in the Hub's layout. For networks of your own, isthmus.symmetry takes a Spec.",
-        )
-    tensors = CheckpointTensors(checkpoint)
-    shapes = {name: tensors.shape(name) for name in tensors}
-    try:
-        return architecture_of(checkpoint.config, shapes, residual=residual)
-    except SymmetryError as error:
-        raise SymmetryError(f"{checkpoint.label}: {error.problem}", error.cure) from error
-
-
 def named_alike(reference: Checkpoint, moved: Checkpoint) -> dict[str, str]:
     """For each of the reference's tensors the other's name.
 
@@ -123,7 +63,7 @@ def named_alike(reference: Checkpoint, moved: Checkpoint) -> dict[str, str]:
             raise SymmetryError(
                 f"{own!r} has the shape {list(shape)} in {moved.label} and {list(info.shape)} in "
                 f"{reference.label}",
-                "Only networks of the same widths and vocabulary can be aligned by weights.",
+                "Only networks of one vocabulary and stream can be aligned.",
             )
     return names
 
@@ -225,6 +165,8 @@ def align_checkpoint(
             told=told,
         )
     reason = _unchecked(moved)
+    if isinstance(moved, WidenedView) and not reason:
+        moved.check()
     check = None if reason else _checked(spec, matching, moved, names)
     return Alignment(spec, names, matching, check, reason)
 
@@ -258,17 +200,3 @@ def _checked(
     return check_action(
         network, named, matching.element, parameters, random_inputs(moved.config or {})
     )
-
-
-def by_parameter(network: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
-    """The checkpoint's tensor for every parameter of its network; tied ones stand once.
-
-    Args:
-        network: As `empty_network` gives it.
-        checkpoint: Its own.
-
-    Raises:
-        CalibrationError: A parameter has no tensor.
-    """
-    weights = Weights(network, checkpoint)
-    return {name: weights.source(name) for name, _ in network.named_parameters()}

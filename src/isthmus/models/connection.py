@@ -13,15 +13,12 @@ from torch import Tensor
 
 from isthmus.checkpoints import Checkpoint
 from isthmus.errors import PathError, SymmetryError
-from isthmus.models.alignment import (
-    CheckpointTensors,
-    by_parameter,
-    named_alike,
-    symmetries,
-)
+from isthmus.models.alignment import named_alike
+from isthmus.models.checkpoint_tensors import CheckpointTensors, by_parameter, symmetries
 from isthmus.models.functional import NetworkFunction
 from isthmus.models.matched import Batch, Draw, Told, matched
 from isthmus.models.network import empty_network
+from isthmus.models.widened_view import at_width_of
 from isthmus.paths.barriers import Barrier, barrier
 from isthmus.paths.bends import Step, train_bends
 from isthmus.paths.curvature import curvature
@@ -208,6 +205,7 @@ def connect_models(
         CalibrationError: Transformers cannot build the network.
     """
     training, held_out = split(batches)
+    b = at_width_of(b, a, settings.residual)
     names = named_alike(a, b)
     network = empty_network(a)
     function = NetworkFunction(network)

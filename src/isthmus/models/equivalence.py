@@ -83,7 +83,9 @@ def check_equivalence(
     dtype = dtype or _dtype_of(a)
     allowed = _TOLERANCE.get(dtype, 1e-3) if tolerance is None else tolerance
     wanted = outputs_of(network, a, inputs, dtype)
-    result = Equivalence(_error(wanted, outputs_of(network, b, inputs, dtype)), allowed, dtype, {})
+    result = Equivalence(
+        relative_error(wanted, outputs_of(network, b, inputs, dtype)), allowed, dtype, {}
+    )
     if result.passed:
         return result
     if spec is None or element is None:
@@ -242,7 +244,7 @@ def _errors_by_axis(
     wide = {name: _wide(tensor) for name, tensor in parameters.items()}
     wanted = outputs_of(network, wide, inputs, torch.float64)
     return {
-        axis: _error(
+        axis: relative_error(
             wanted,
             outputs_of(network, spec.act({axis: part}, wide), inputs, torch.float64),
         )
@@ -250,7 +252,13 @@ def _errors_by_axis(
     }
 
 
-def _error(wanted: list[Tensor], found: list[Tensor]) -> float:
+def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """‖found − wanted‖ / ‖wanted‖ over all outputs; infinite if it is not finite.
+
+    Args:
+        wanted: As `outputs_of` gives them.
+        found: As many, of the same shapes.
+    """
     size = math.sqrt(sum(float(x.square().sum()) for x in wanted))
     apart = math.sqrt(
         sum(float((x - y).square().sum()) for x, y in zip(wanted, found, strict=True))
