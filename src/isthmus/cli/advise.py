@@ -132,6 +132,7 @@ def _lines(advice: Advice) -> list[str]:
     experiment, optimum = advice.experiment, advice.experiment.optimum
     least, largest = experiment.range
     low, high = advice.good
+    best = experiment.most_accurate
     lines = [
         f"Noise scale {advice.noise_scale:.2e}: {advice.formula} ({advice.settings.optimizer}, from "
         f"{advice.settings.source})",
@@ -139,8 +140,9 @@ def _lines(advice: Advice) -> list[str]:
         f"Nearest experiment: {experiment.name}: {experiment.described}.",
         *(f"  Assumed: {each}." for each in advice.assumed),
         f"  Measured from {least:.1e} to {largest:.1e}; the gain is highest, {100 * optimum.height:+.2f} points, at "
-        f"{optimum.at:.1e} (95 %: {optimum.interval[0]:.0e} to {optimum.interval[1]:.0e}), and as good within the "
-        f"scatter from {low:.1e} to {high:.1e}.",
+        f"{optimum.at:.1e} (95 %: {optimum.interval[0]:.0e} to {optimum.interval[1]:.0e}). The merged model itself was "
+        f"the most accurate, {100 * (best.accuracy + best.gain):.1f} %, at {best.noise_scale:.1e}. The good stretch goes "
+        f"from {low:.1e} to {high:.1e}.",
         "",
         advice.verdict,
         "",

@@ -91,7 +91,9 @@ class Advice:
         experiment: The nearest that was measured.
         assumed: What was not told, and taken for the choice of the experiment.
         gain: Of the curve at this noise scale, of accuracy from 0 to 1; None outside the measured range.
-        good: The stretch around the optimum where the curve is within its own scatter of the highest place.
+        good: The stretch around the optimum where the curve is within its own scatter of the highest place, on to
+            the setting whose merged model was the most accurate: more noise can cost a merge more than it costs
+            its parents, and still be worth it.
         nearest: Measured settings next to this one, in the order of their noise scale.
         changes: Each alone brings the noise scale to the optimum; none where it lies in `good` already, or outside
             what was measured.
@@ -252,7 +254,7 @@ def _formula(settings: TrainingSettings) -> str:
 
 
 def _good(experiment: Experiment) -> tuple[float, float]:
-    """Around the optimum, where the curve is within its scatter of the highest place."""
+    """Around the optimum, where the curve is within its scatter of the highest place; on to the best merged model."""
     places = np.geomspace(*experiment.range, _PLACES)
     line = experiment.curve.at(places)
     top = int(line.argmax())
@@ -262,7 +264,8 @@ def _good(experiment: Experiment) -> tuple[float, float]:
         first -= 1
     while last < len(places) - 1 and within[last + 1]:
         last += 1
-    return float(places[first]), float(places[last])
+    best = experiment.most_accurate.noise_scale
+    return min(float(places[first]), best), max(float(places[last]), best)
 
 
 def _around(points: Sequence[Measured], noise: float) -> tuple[Measured, ...]:

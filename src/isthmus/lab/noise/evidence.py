@@ -94,6 +94,11 @@ class Experiment(_Strict):
         return Curve(x, y, self.bandwidth, self.spread)
 
     @property
+    def most_accurate(self) -> Measured:
+        """The setting whose merged model is best, whatever its parents are."""
+        return max(self.points, key=lambda point: point.accuracy + point.gain)
+
+    @property
     def range(self) -> tuple[float, float]:
         """The least and the largest noise scale that was measured."""
         return self.points[0].noise_scale, self.points[-1].noise_scale

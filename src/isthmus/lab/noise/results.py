@@ -78,6 +78,15 @@ class Panel:
     highest: Optimum | None
 
     @property
+    def most_accurate(self) -> Point | None:
+        """The steady setting whose merged model is best, whatever its parents are."""
+        name = "merged_accuracy"
+        if self.figure != "gain":
+            name = self.figure.replace("_gain", "_accuracy")
+        steady = [point for point in self.points if point.steady]
+        return max(steady, key=lambda point: point.means[name], default=None)
+
+    @property
     def ratios(self) -> dict[str, float]:
         """By knob, the spread around its curve relative to that around the curve in the noise scale."""
         if "noise_scale" not in self.curves:

@@ -27,7 +27,7 @@ class NetworkSettings(BaseModel):
         context: Bytes of an example of text.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     architecture: Architecture = "mlp"
     data: str = "mnist"

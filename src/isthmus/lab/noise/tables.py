@@ -61,6 +61,7 @@ def optimum_grid(panels: Sequence[Panel]) -> Grid:
                 f"{100 * (found.height - found.rise):+.2f}",
                 f"{100 * (found.height - found.fall):+.2f}",
                 f"{100 * found.interior:.0f}",
+                "" if panel.most_accurate is None else f"{panel.most_accurate.noise_scale:.1e}",
             )
         )
     return Grid(
@@ -73,6 +74,7 @@ def optimum_grid(panels: Sequence[Panel]) -> Grid:
             "at the least noise",
             "at the most",
             "interior, %",
+            "merged model best at",
         ),
         tuple(rows),
     )

@@ -27,7 +27,7 @@ class TextTransferSettings(BaseModel):
         seed: Of the draw of examples and of their orders.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tasks: tuple[TaskName, ...] = Field(("movies", "tweets"), min_length=2)
     examples: int = Field(1200, ge=10)
