@@ -14,70 +14,22 @@ from isthmus.errors import SymmetryError
 from isthmus.symmetry.group import Group
 from isthmus.symmetry.monomial import Factors, Monomial
 from isthmus.symmetry.spec import FREE, Dimension, Segment, Site, Spec
+from isthmus.symmetry.traced_kinds import (
+    ADD,
+    AVERAGES,
+    BATCH_NORMS,
+    CONVOLUTIONS,
+    FUNCTIONS,
+    HOMOGENEOUS,
+    LINEAR,
+    MAXIMA,
+    METHODS,
+    MULTIPLY,
+    ODD,
+    OTHERS,
+)
 
 _CURE = "Write its spec by hand: isthmus.symmetry.spec.Spec names the axis of every dimension."
-
-_LINEAR = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-_AVERAGES = (
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-)
-_MAXIMA = (
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
-)
-_HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU)
-_ODD = (nn.Tanh, nn.Softsign, nn.Hardtanh)
-_OTHERS = (
-    nn.GELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.Mish,
-    nn.Softplus,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.ReLU6,
-)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-_FUNCTIONS: dict[Any, str] = {
-    torch.relu: "homogeneous",
-    nn.functional.relu: "homogeneous",
-    nn.functional.leaky_relu: "homogeneous",
-    torch.tanh: "odd",
-    nn.functional.tanh: "odd",
-    nn.functional.gelu: "other",
-    nn.functional.silu: "other",
-    torch.sigmoid: "other",
-    nn.functional.sigmoid: "other",
-    nn.functional.elu: "other",
-    nn.functional.dropout: "linear",
-    nn.functional.avg_pool2d: "linear",
-    nn.functional.adaptive_avg_pool2d: "linear",
-    nn.functional.max_pool2d: "homogeneous",
-    nn.functional.adaptive_max_pool2d: "homogeneous",
-}
-_METHODS = {
-    "relu": "homogeneous",
-    "tanh": "odd",
-    "sigmoid": "other",
-    "contiguous": "linear",
-    "clone": "linear",
-}
-_ADD = (operator.add, operator.iadd, torch.add)
-_MULTIPLY = (operator.mul, operator.imul, torch.mul)
 
 
 @dataclass(eq=False)
@@ -208,13 +160,13 @@ class _Reader:
             self._place(name, "weight", [(out, "vector", 1), (given.axis, "dual", given.inner)])
             self._place(name, "bias", [(out, "vector", 1)])
             return _Value(out, -1)
-        if isinstance(module, _CONVOLUTIONS):
+        if isinstance(module, CONVOLUTIONS):
             return self._convolution(node, name, module, given)
         if isinstance(module, nn.Embedding):
             out = self._new(module.embedding_dim)
             self._place(name, "weight", [None, (out, "vector", 1)])
             return _Value(out, -1)
-        if isinstance(module, _BATCH_NORMS):
+        if isinstance(module, BATCH_NORMS):
             if given.inner != 1:
                 raise self._unknown(node)
             self._norm(name, given, statistics=True)
@@ -258,16 +210,16 @@ class _Reader:
             self._place(name, "num_batches_tracked", [])
 
     def _plain(self, node: fx.Node, module: nn.Module, given: _Value) -> _Value:
-        if isinstance(module, _LINEAR):
+        if isinstance(module, LINEAR):
             return given
-        if isinstance(module, _AVERAGES):
+        if isinstance(module, AVERAGES):
             return self._pooled(node, given)
-        if isinstance(module, _MAXIMA):
+        if isinstance(module, MAXIMA):
             self._restrict(given, signs=False)
             return self._pooled(node, given)
         if isinstance(module, nn.Flatten):
             return self._flattened(node, given, module.start_dim)
-        for kinds, how in ((_HOMOGENEOUS, "homogeneous"), (_ODD, "odd"), (_OTHERS, "other")):
+        for kinds, how in ((HOMOGENEOUS, "homogeneous"), (ODD, "odd"), (OTHERS, "other")):
             if isinstance(module, kinds):
                 return self._activated(given, how)
         raise self._unknown(node)
@@ -280,8 +232,8 @@ class _Reader:
             return None
         if target is operator.getitem and node.args[0] not in self.values:
             return None
-        if target in _ADD or target in _MULTIPLY or target in ("add", "add_", "mul", "mul_"):
-            return self._joined(node, product=target in (*_MULTIPLY, "mul", "mul_"))
+        if target in ADD or target in MULTIPLY or target in ("add", "add_", "mul", "mul_"):
+            return self._joined(node, product=target in (*MULTIPLY, "mul", "mul_"))
         given = self._value(node, node.args[0] if node.args else None)
         if target is torch.flatten or target == "flatten":
             start = node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim", 0)
@@ -290,7 +242,7 @@ class _Reader:
             return self._flattened(node, given, 1)
         if target is torch.mean or target == "mean":
             return self._averaged(node, given)
-        how = _METHODS.get(target) if isinstance(target, str) else _FUNCTIONS.get(target)
+        how = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
         if how is None:
             raise self._unknown(node)
         if "pool" in str(getattr(target, "__name__", "")):
