@@ -312,7 +312,7 @@ def runs(
     ] = False,
     csv: Annotated[bool, typer.Option("--csv", help="All settings and figures, as CSV.")] = False,
 ) -> None:
-    """Show the runs of a sweep that are over: the settings that differ, and the figures.
+    """Show the runs of a sweep that are over: the settings that differ, and as many figures as have room.
 
     A damaged index is made anew by itself.
     """

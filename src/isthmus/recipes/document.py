@@ -53,12 +53,16 @@ class Document:
         return None
 
 
-def parse_document(text: str, name: str) -> Document:
+def parse_document(
+    text: str, name: str, *, what: str = "a recipe", such_as: str = "merge_method: linear"
+) -> Document:
     """Read YAML text.
 
     Args:
         text: The text of a file.
         name: What errors call it.
+        what: What the file should hold.
+        such_as: A line of it.
 
     Raises:
         RecipeError: if the text is not one YAML mapping of plain data; names the line.
@@ -75,7 +79,7 @@ def parse_document(text: str, name: str) -> Document:
         )
     if not isinstance(roots[0], MappingNode):
         raise RecipeError(
-            f"{name}:{_line(roots[0])}: a recipe is a mapping, lines such as `merge_method: linear`"
+            f"{name}:{_line(roots[0])}: {what} is a mapping, lines such as `{such_as}`"
         )
     builder = _Builder(name)
     return Document(name, builder.mapping(roots[0], ()), builder.lines)

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from isthmus.errors import OutputError
-from isthmus.lab.sweeps.record import RunRecord
+from isthmus.lab.sweeps.record import RunRecord, checked
 
 INDEX = "index.sqlite"
 
@@ -60,11 +60,12 @@ def read_index(folder: Path) -> list[RunRecord]:
             rows = base.execute(
                 f"SELECT {', '.join(_COLUMNS[1:])} FROM runs ORDER BY position"  # noqa: S608 (constants)
             ).fetchall()
+        named = [dict(zip(_COLUMNS[1:], row, strict=True)) for row in rows]
         return [
-            RunRecord(name, json.loads(settings), status, json.loads(metrics), seconds, error)
-            for name, status, seconds, settings, metrics, error in rows
+            checked({**row, **{key: json.loads(row[key]) for key in ("settings", "metrics")}})
+            for row in named
         ]
-    except (sqlite3.Error, ValueError) as error:
+    except (sqlite3.Error, ValueError, TypeError) as error:
         raise OutputError(
             f"{path} is no index of a sweep: {error}",
             "`isthmus lab runs --rebuild` makes it anew from the runs' folders.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context, parent_process
@@ -72,7 +73,7 @@ def run_locally(works: Sequence[Work], workers: int, tell: Tell) -> Iterator[Run
     finally:
         for worker in crew:
             worker.pipe.close()
-            worker.process.terminate()
+            worker.process.kill()
         for worker in crew:
             worker.process.join()
 
@@ -81,9 +82,23 @@ def _hired() -> _Worker:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
+    with _deaf():
+        process.start()
     theirs.close()
     return _Worker(process, ours)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are begun here never hear of Ctrl-C or SIGTERM, which may go to a whole group.
+
+    The sweep ends them. If they ended by themselves, their runs would count as failed.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _assign(worker: _Worker, waiting: list[Work]) -> None:
@@ -115,7 +130,7 @@ def _lost(worker: _Worker) -> RunRecord:
 def _serve(pipe: Connection[Any, Any]) -> None:
     """A worker process: a run after another, until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, KeyboardInterrupt):
+    with suppress(EOFError):
         while True:
             work = pipe.recv()
             try:

@@ -40,7 +40,7 @@ def read_sweep(path: Path, experiments: Mapping[str, Experiment] = EXPERIMENTS) 
         raise RecipeError(f"{path} cannot be read: {error}", "Name a YAML file.") from error
     if not text.strip():
         raise RecipeError(f"{path} is empty", f"A sweep has the keys {', '.join(_KEYS)}.")
-    document = parse_document(text, str(path))
+    document = parse_document(text, str(path), what="a sweep", such_as="experiment: training")
     problems = Problems(document)
     data = document.data
     for key in data:

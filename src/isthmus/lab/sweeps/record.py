@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from isthmus.checkpoints import atomic_write_text
 
 METRICS = "metrics.json"
@@ -39,6 +41,18 @@ class RunRecord:
     error: str | None = None
 
 
+_VALID = TypeAdapter(RunRecord)
+
+
+def checked(content: Mapping[str, Any]) -> RunRecord:
+    """A record from the values of its attributes.
+
+    Raises:
+        ValueError: Some are missing, or cannot be what they should.
+    """
+    return _VALID.validate_python(dict(content))
+
+
 def write_record(folder: Path, record: RunRecord) -> None:
     """Declare a run over.
 
@@ -55,6 +69,6 @@ def read_record(folder: Path) -> RunRecord | None:
         content = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         if content.pop("format") != _FORMAT or content["name"] != folder.name:
             return None
-        return RunRecord(**content)
+        return checked(content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

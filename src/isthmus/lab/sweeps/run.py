@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from isthmus.errors import IsthmusError
+from isthmus.checkpoints.locking import locked
+from isthmus.errors import IsthmusError, OutputError
 from isthmus.lab.progress import Narrator
 from isthmus.lab.sweeps.experiments import EXPERIMENTS, Experiment, experiment_of
 from isthmus.lab.sweeps.folder import names_of, records_of, run_folder, sweep_folder
@@ -20,7 +23,10 @@ from isthmus.lab.sweeps.work import Work
 
 Executor = Literal["local", "ray"]
 
-__all__ = ["Executor", "RunRecord", "rebuilt", "run_sweep"]
+_CROWD = 8
+"""Processes for each core; more would only use up the memory."""
+
+__all__ = ["Executor", "RunRecord", "read_runs", "rebuilt", "run_sweep"]
 
 
 def run_sweep(
@@ -55,12 +61,19 @@ def run_sweep(
         The records of all runs, in the order of the sweep.
 
     Raises:
-        IsthmusError: An unknown experiment, or settings that it refuses; see also `planned`.
+        IsthmusError: An unknown experiment, settings that it refuses, or many more workers than cores; see also
+            `planned`.
         OutputError: The folder is another sweep's, in use, or cannot be written.
     """
     if workers < 1 or threads < 1:
         raise IsthmusError(
             f"{workers} workers of {threads} threads do nothing", "Give 1 or more of each."
+        )
+    most = _CROWD * (os.cpu_count() or 1)
+    if executor == "local" and workers > most:
+        raise IsthmusError(
+            f"{workers} workers are too many for the {os.cpu_count()} cores of this machine",
+            f"Give {most} at the most; one a core is fastest.",
         )
     experiment = experiment_of(sweep.experiment, experiments)
     runs = planned(sweep, experiment)
@@ -83,10 +96,17 @@ def run_sweep(
             if place not in found
         ]
         places = {name: place for place, name in enumerate(names)}
-        with telling(narrator or Narrator(), len(runs), list(found.values())) as told:
-            for record in _executed(works, workers, executor, told.share):
+        with (
+            telling(narrator or Narrator(), len(runs), list(found.values())) as told,
+            closing(_executed(works, workers, executor, told.share)) as records,
+        ):
+            for record in records:
                 found[places[record.name]] = record
-                add_to_index(folder, places[record.name], record)
+                try:
+                    add_to_index(folder, places[record.name], record)
+                except OutputError:
+                    # Somebody removed or damaged it meanwhile, or the disk is full, and this fails too.
+                    rebuild_index(folder, found.items())
                 told.over(record)
     return tuple(found[place] for place in range(len(runs)))
 
@@ -95,18 +115,30 @@ def rebuilt(folder: Path) -> tuple[RunRecord, ...]:
     """Make the index of a sweep anew from the folders of its runs.
 
     Raises:
-        OutputError: There is no sweep, or the index cannot be written.
+        OutputError: There is no sweep, one is running there, or the index cannot be written.
     """
-    records = records_of(folder, names_of(folder))
-    rebuild_index(folder, records)
+    names = names_of(folder)
+    with locked(folder, "a sweep is running in"):
+        records = records_of(folder, names)
+        rebuild_index(folder, records)
     return tuple(record for _, record in records)
+
+
+def read_runs(folder: Path) -> tuple[RunRecord, ...]:
+    """The runs of a sweep that are over, without writing anything.
+
+    Raises:
+        OutputError: There is no sweep.
+    """
+    return tuple(record for _, record in records_of(folder, names_of(folder)))
 
 
 def _executed(
     works: list[Work], workers: int, executor: Executor, tell: Tell
-) -> Iterator[RunRecord]:
+) -> Generator[RunRecord, None, None]:
     if not works:
-        return iter(())
+        return
     if executor == "ray":
-        return run_on_ray(works, workers)
-    return run_locally(works, workers, tell)
+        yield from run_on_ray(works, workers)
+    else:
+        yield from run_locally(works, workers, tell)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import shutil
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,13 +15,17 @@ from typing import Any
 
 from isthmus.checkpoints import atomic_write_text
 from isthmus.checkpoints.locking import not_writable
-from isthmus.errors import IsthmusError
+from isthmus.errors import IsthmusError, OutputError
 from isthmus.lab.machine import torch_threads
 from isthmus.lab.sweeps.diverged import Diverged
 from isthmus.lab.sweeps.experiments import Experiment
 from isthmus.lab.sweeps.record import RunRecord, Status, write_record
 
 CONFIG = "config.json"
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+_FULL = 2**20
+"""Bytes; with fewer of them left it is for want of room that a run broke: not every library says so."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,11 @@ def execute(work: Work, tell: Callable[[float], None] = lambda _share: None) -> 
     except IsthmusError as error:
         status, metrics, message = "failed", {}, str(error)
     except Exception as error:
+        if _for_want_of_room(error, work.folder):
+            raise OutputError(
+                f"{work.folder} cannot be written: the disk is full",
+                "Make room. The same sweep goes on; nothing that is over is lost.",
+            ) from error
         last = traceback.extract_tb(error.__traceback__)[-1]
         status, metrics = "failed", {}
         message = f"{type(error).__name__}: {error} (in {Path(last.filename).name}:{last.lineno})"
@@ -87,3 +98,9 @@ def execute(work: Work, tell: Callable[[float], None] = lambda _share: None) -> 
     for checkpoint in work.folder.glob("*.pt"):
         checkpoint.unlink()
     return record
+
+
+def _for_want_of_room(error: Exception, folder: Path) -> bool:
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return True
+    return shutil.disk_usage(folder).free < _FULL
