@@ -16,15 +16,22 @@ from rich.console import Console
 from isthmus.errors import IsthmusError
 from isthmus.lab.encoders import Encoder
 from isthmus.lab.noise import text_transfer, training
+from isthmus.lab.noise.grids import PanelPlan, noise_grid
+from isthmus.lab.noise.results import panel
+from isthmus.lab.noise.tables import point_grid
 from isthmus.lab.noise.text_settings import TextTransferSettings
 from isthmus.lab.noise.text_transfer import run_text_transfer
 from isthmus.lab.noise.transfer_merges import LAMBDAS, TIES, merge_figures
 from isthmus.lab.progress import Narrator
 from isthmus.lab.sweeps.diverged import Diverged
-from isthmus.lab.sweeps.plan import Sweep
+from isthmus.lab.sweeps.experiments import experiment_of
+from isthmus.lab.sweeps.plan import Sweep, planned
+from isthmus.lab.sweeps.reading import read_sweep
+from isthmus.lab.sweeps.record import RunRecord
 from isthmus.lab.sweeps.run import run_sweep
 from isthmus.lab.text import Corpus
 
+ROOT = Path(__file__).parents[3]
 METHODS = ("linear", "task_arithmetic", "ties")
 SMALL = TextTransferSettings(
     examples=32, validation=20, test=30, tokens=12, lr=1e-3, batch=8, epochs=2
@@ -247,6 +254,33 @@ def test_merges_are_the_formulas_and_validation_chooses() -> None:
     unit = flat / flat.norm(dim=1, keepdim=True)
     cosines = (unit @ unit.T)[[0, 0, 1], [1, 2, 2]]
     assert found["cosine"] == pytest.approx(float(cosines.mean()))
+
+
+def test_the_example_is_the_grid_of_the_command() -> None:
+    experiment = experiment_of("noise-text-transfer")
+    listed = planned(read_sweep(ROOT / "examples/sweeps/noise-text.yaml"), experiment)
+    grid = planned(noise_grid("text").sweep, experiment)
+    assert {run.name for run in listed} == {run.name for run in grid}
+
+
+def test_tables_take_settings_without_momentum() -> None:
+    """Made-up gains of 2 and 4 points, at two rates and two seeds."""
+    runs = tuple({"lr": lr, "seed": seed} for lr in (1e-5, 1e-4) for seed in (0, 1))
+    records = [
+        RunRecord(
+            str(number),
+            TextTransferSettings(**run).model_dump(mode="json"),
+            "done",
+            {"accuracy": 0.75, "ties_gain": 0.02 + 0.02 * run["seed"], "ties_setting": "λ 1"},
+            1.0,
+        )
+        for number, run in enumerate(runs)
+    ]
+    experiment = experiment_of("noise-text-transfer")
+    found = point_grid(panel(PanelPlan("text, ties", runs, "ties_gain"), experiment, records))
+    assert found.columns == ("noise scale", "lr", "diverged", "parents, %", "TIES")
+    assert [row[:2] for row in found.rows] == [("2.5e-06", "1e-05"), ("2.5e-05", "0.0001")]
+    assert {row[-2:] for row in found.rows} == {("75.00", "+3.00 ±1.41")}
 
 
 @pytest.mark.slow
