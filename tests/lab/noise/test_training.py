@@ -76,6 +76,19 @@ def test_killed_in_the_middle_of_an_epoch_it_ends_in_the_same_bits(given, tmp_pa
         assert torch.equal(resumed[name], value), name
 
 
+@pytest.mark.parametrize("left", [0, 1, 500, 2000, -1])
+def test_from_a_damaged_checkpoint_it_begins_anew(left, tmp_path):
+    settings = TrainingSettings(**SMALL, epochs=2)
+    whole, curve = trained(settings, tmp_path / "c.pt")
+    content = (tmp_path / "c.pt").read_bytes()
+    (tmp_path / "c.pt").write_bytes(content[:left])
+    again, other = trained(settings, tmp_path / "c.pt")
+    assert other == curve
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+    (tmp_path / "c.pt").write_bytes(b"junk" * 100)
+    assert trained(settings, tmp_path / "c.pt")[1] == curve
+
+
 def test_a_training_that_is_over_is_not_done_again(tmp_path, monkeypatch):
     settings = TrainingSettings(**SMALL, epochs=2)
     first, _ = trained(settings, tmp_path / "c.pt")
@@ -165,6 +178,8 @@ def test_pictures_are_shifted_and_not_changed():
         ({"batch": 1, "architecture": "resnet"}, "batch of 2 examples"),
         ({"augment": 1, "architecture": "decoder", "data": "kernel"}, "augment shifts pictures"),
         ({"lr": 0}, "greater than 0"),
+        ({"lr": math.inf}, "finite number"),
+        ({"weight_decay": math.nan}, "finite number"),
         ({"momentum": 1}, "less than 1"),
         ({"optimizer": "adamv"}, "Input should be"),
         ({"colour": "red"}, "Extra inputs"),
@@ -179,6 +194,7 @@ def test_settings_that_no_training_has(settings, words):
     ("settings", "words"),
     [
         ({"shared": 10, "epochs": 10}, "leave nothing of 10"),
+        ({"seed": 2**63}, "less than"),
         ({"rebasin": True, "architecture": "vit"}, "rebasin is for mlp and resnet"),
     ],
 )

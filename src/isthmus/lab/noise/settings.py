@@ -91,7 +91,7 @@ class PairSettings(TrainingSettings):
     """
 
     shared: int = Field(0, ge=0)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     rebasin: bool = False
 
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class SingleSettings(TrainingSettings):
         seed: Of the start and of the order of examples.
     """
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
 
 
 class TransferSettings(TrainingSettings):
@@ -135,4 +135,4 @@ class TransferSettings(TrainingSettings):
     source_lr: float = Field(2e-3, gt=0)
     tasks: Literal["same", "halves"] = "same"
     validation: int = Field(1000, ge=10)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)

@@ -38,7 +38,7 @@ class TextTransferSettings(BaseModel):
     lr: float = Field(1e-4, gt=0)
     batch: int = Field(16, ge=1)
     epochs: int = Field(1, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -67,8 +69,7 @@ def train(
     first, last = epochs
     each = len(data.targets) // settings.batch
     start, curve, sums, recent = first * each, list[float](), list[float](), list[float]()
-    if checkpoint is not None and checkpoint.exists():
-        kept = torch.load(checkpoint, weights_only=True)
+    if checkpoint is not None and (kept := _kept(checkpoint)) is not None:
         network.load_state_dict(kept["network"])
         for one, state in zip(optimizers, kept["optimizers"], strict=True):
             one.load_state_dict(state)
@@ -122,6 +123,15 @@ def mean_loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross entropy of classes, in the last dimension of the outputs, over examples or tokens."""
     outputs = network(batch[0])
     return nn.functional.cross_entropy(outputs.flatten(0, -2), batch[1].flatten())
+
+
+def _kept(checkpoint: Path) -> dict[str, Any] | None:
+    """What was kept; None of a file that is not whole: a training from the beginning ends in the same weights."""
+    # A file that was cut short has no end of an archive.
+    if not is_zipfile(checkpoint):
+        return None
+    found: dict[str, Any] = torch.load(checkpoint, weights_only=True)
+    return found
 
 
 def _keep(checkpoint: Path, state: dict[str, object]) -> None:
