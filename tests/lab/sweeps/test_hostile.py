@@ -191,6 +191,11 @@ def test_impossible_crews(workers: int, tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
+def test_more_threads_than_a_machine_can_bear(tmp_path: Path) -> None:
+    with pytest.raises(IsthmusError, match="of 100000 threads"):
+        ran(tmp_path / "sweep", threads=100_000)
+
+
 def toy_work(tmp_path: Path, **settings: Any) -> Work:
     return Work(TOYS["toy"], "0" * 16, settings, tmp_path / ("0" * 16), tmp_path, 1)
 

@@ -43,7 +43,8 @@ def sweep_folder(folder: Path, experiment: Experiment, runs: Sequence[Planned]) 
             (folder / RUNS).mkdir(exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"{folder / RUNS} cannot be made: {error.strerror}", "See to its permissions."
+                f"{folder / RUNS} cannot be made: {error.strerror}",
+                "Remove what has its name, or see to its permissions.",
             ) from error
         yield
 
@@ -130,7 +131,8 @@ def _content(folder: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be read: {error.strerror}", "See to its permissions."
+            f"{path} cannot be read: {error.strerror}",
+            "See to its permissions.",
         ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise _DamagedError(

@@ -70,10 +70,10 @@ def run_sweep(
             f"{workers} workers of {threads} threads do nothing", "Give 1 or more of each."
         )
     most = _CROWD * (os.cpu_count() or 1)
-    if executor == "local" and workers > most:
+    if executor == "local" and max(workers, threads) > most:
         raise IsthmusError(
-            f"{workers} workers are too many for the {os.cpu_count()} cores of this machine",
-            f"Give {most} at the most; one a core is fastest.",
+            f"{workers} workers of {threads} threads are too many for the {os.cpu_count()} cores of this machine",
+            f"Give {most} of each at the most; one worker of one thread a core is fastest.",
         )
     experiment = experiment_of(sweep.experiment, experiments)
     runs = planned(sweep, experiment)
