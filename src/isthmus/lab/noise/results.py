@@ -83,7 +83,7 @@ class Panel:
         name = "merged_accuracy"
         if self.figure != "gain":
             name = self.figure.replace("_gain", "_accuracy")
-        steady = [point for point in self.points if point.steady]
+        steady = [point for point in self.points if point.steady and name in point.means]
         return max(steady, key=lambda point: point.means[name], default=None)
 
     @property
