@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from sweep_toys import TOYS
 
 from isthmus.errors import IsthmusError, OutputError
 from isthmus.lab.progress import Narrator
-from isthmus.lab.sweeps import run, work
+from isthmus.lab.sweeps import local, run, work
 from isthmus.lab.sweeps.index import INDEX, read_index
 from isthmus.lab.sweeps.plan import Sweep
 from isthmus.lab.sweeps.record import RunRecord, read_record
@@ -262,3 +264,19 @@ def test_a_signal_to_the_whole_group_stops_all_and_fails_no_run(
     assert child.returncode in (-sent, 130, 1)
     assert len(list(folder.glob("runs/*/begun.txt"))) == 2
     assert not list(folder.glob("runs/*/metrics.json"))
+
+
+def told_to_nobody(pipe: Any, place: Path) -> None:
+    execute(toy_work(place), partial(local._tell, pipe, "0" * 16))
+
+
+def test_a_worker_whose_sweep_is_gone_notes_no_failure(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    ours.close()
+    process = context.Process(target=told_to_nobody, args=(theirs, tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    assert (tmp_path / ("0" * 16) / "begun.txt").exists()
+    assert read_record(tmp_path / ("0" * 16)) is None

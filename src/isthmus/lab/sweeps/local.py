@@ -71,11 +71,12 @@ def run_locally(works: Sequence[Work], workers: int, tell: Tell) -> Iterator[Run
                     yield value
                     _assign(worker, waiting)
     finally:
+        # Before the pipes are closed: nobody must note a broken one as the error of a run.
         for worker in crew:
-            worker.pipe.close()
             worker.process.kill()
         for worker in crew:
             worker.process.join()
+            worker.pipe.close()
 
 
 def _hired() -> _Worker:
@@ -130,7 +131,7 @@ def _lost(worker: _Worker) -> RunRecord:
 def _serve(pipe: Connection[Any, Any]) -> None:
     """A worker process: a run after another, until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError):
+    with suppress(EOFError, OSError):
         while True:
             work = pipe.recv()
             try:
@@ -143,7 +144,11 @@ def _serve(pipe: Connection[Any, Any]) -> None:
 
 
 def _tell(pipe: Connection[Any, Any], name: str, share: float) -> None:
-    pipe.send(("share", (name, share)))
+    try:
+        pipe.send(("share", (name, share)))
+    except OSError:
+        # The sweep is gone; as an exception this would be the run's.
+        os._exit(1)
 
 
 def _end_with_parent() -> None:
