@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from scipy.sparse.linalg import eigsh
 from torch import nn
 from torch.func import functional_call
 
@@ -195,3 +197,17 @@ def test_refusals():
         curvature(Bowl([torch.inf, 1.0]).summed, bowl.parameters, [1], **call)
     with pytest.raises(PathError, match="does not depend"):
         curvature(lambda p, _: (p["x"].detach().sum(), 1), bowl.parameters, [1], **call)
+
+
+def test_against_curvlinops():
+    """Runs where that library is installed; it brings torchvision and more, so it is no dependency."""
+    curvlinops = pytest.importorskip("curvlinops")
+    small = Small()
+    operator = curvlinops.HessianLinearOperator(
+        small.net, nn.CrossEntropyLoss(), list(small.net.parameters()), small.batches(25)
+    ).to_scipy()
+    top = float(eigsh(operator, k=1, which="LA", return_eigenvectors=False)[0])
+    trace = sum(float((operator @ row)[i]) for i, row in enumerate(np.eye(len(small.hessian()))))
+    found = curvature(small.summed, small.parameters, small.batches(25), generator=seeded(1))
+    assert found.top == pytest.approx(top, rel=1e-3)
+    assert abs(found.trace - trace) < 4 * found.trace_error + 1e-9
