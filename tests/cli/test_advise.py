@@ -92,3 +92,39 @@ def test_bad_files(text, words, training):
 def test_nothing_there(tmp_path):
     assert isinstance(invoke(tmp_path / "none.yaml").exception, TrainingError)
     assert isinstance(invoke(tmp_path).exception, TrainingError)
+
+
+SFT = (
+    "model_name_or_path: Qwen/Qwen2.5-7B\nlearning_rate: 2.0e-5\nper_device_train_batch_size: 2\n"
+    "gradient_accumulation_steps: 8\nnum_processes: 8\noptim: adamw_torch\n"
+)
+
+
+def test_a_language_model_is_told_how_far_the_evidence_is(training):
+    training.write_text(SFT)
+    said = invoke(training).stdout
+    assert "2e-05/√128, B = 2 · 8 · 8" in said
+    assert "Qwen/Qwen2.5-7B, has by its name 7 billion" in said
+    assert "momentum" not in said
+
+
+def test_json_has_what_the_text_has(training):
+    found = json.loads(invoke(training, "--json").stdout)
+    assert {"flat", "collapse", "good", "assumed", "changes", "decays"} <= set(found)
+    assert found["experiment"]["parameters"] > 0
+    assert found["experiment"]["optimizer"] == "sgd"
+
+
+def test_a_pickle_alone_in_a_folder(tmp_path):
+    (tmp_path / "training_args.bin").write_bytes(b"")
+    error = invoke(tmp_path).exception
+    assert isinstance(error, TrainingError)
+    assert "training_args.bin" in str(error.cure)
+
+
+def test_json_that_is_none(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    path.write_text("{'learning_rate': 1}")
+    error = invoke(path).exception
+    assert isinstance(error, TrainingError)
+    assert "trainer_state.json cannot be read" in error.problem

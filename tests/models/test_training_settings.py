@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from isthmus.errors import TrainingError
-from isthmus.models.training_settings import TrainingSettings, read_training_settings
+from isthmus.models.training_settings import BatchParts, TrainingSettings, read_training_settings
 
 
 def arguments(folder, **changes):
@@ -143,3 +143,46 @@ def test_what_is_missing_is_named():
     ):
         with pytest.raises(TrainingError, match=f"does not tell the {missing}"):
             TrainingSettings(**given).noise_scale()
+
+
+def test_files_of_other_launchers(tmp_path):
+    path = tmp_path / "training.yaml"
+    path.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 2\n"
+        "gradient_accumulation_steps: 8\nnum_processes: 8\noptim: adamw_torch_fused\nlearning_rate: 2e-5\n"
+    )
+    found = read_training_settings(path)
+    assert (found.batch_size, found.model, found.adapter) == (128, "Qwen/Qwen2.5-7B", None)
+    assert found.parts == BatchParts(2, 8, 8)
+    path.write_text(
+        "base_model: llama\nadapter: lora\nmicro_batch_size: 2\nmax_lr: 0.1\nlr: 0.01\n"
+    )
+    found = read_training_settings(path)
+    assert (found.lr, found.adapter, found.parts) == (0.1, True, BatchParts(2))
+
+
+def test_an_optimizer_with_settings_below_it(tmp_path):
+    path = tmp_path / "training.yaml"
+    path.write_text("optimizer:\n  name: SGD\n  lr: 0.1\n  momentum: 0.9\nbatch_size: 8\n")
+    found = read_training_settings(path)
+    assert (found.optimizer, found.lr, found.momentum, found.adaptive) == ("SGD", 0.1, 0.9, False)
+
+
+def test_parts_are_those_of_the_batch(tmp_path, state):
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    (tmp_path / "training_args.yaml").write_text("batch_size: 7\n")
+    assert read_training_settings(tmp_path).parts is None
+
+
+@pytest.mark.parametrize(
+    "line", ["gradient_accumulation_steps: 0", "num_processes: 1.5", "world_size: .inf"]
+)
+def test_impossible_parts(line, tmp_path):
+    path = tmp_path / "training.yaml"
+    path.write_text(f"per_device_train_batch_size: 2\n{line}\n")
+    with pytest.raises(TrainingError, match="must be a whole number"):
+        read_training_settings(path)
+
+
+def test_sign_descent_is_no_gradient_descent():
+    assert TrainingSettings(optimizer="sign_sgd").adaptive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -80,7 +81,12 @@ def command(
         per_device_train_batch_size: 8
         gradient_accumulation_steps: 4
         world_size: 2
+        model_name_or_path: Qwen/Qwen2.5-7B
     For SGD: optimizer: sgd, lr, batch_size, momentum, weight_decay.
+
+    \b
+    Then for example:
+        isthmus advise training.yaml --split pretrained --method ties
     """  # noqa: D301
     from isthmus.lab.noise.advice import advise
     from isthmus.lab.noise.evidence import evidence
@@ -110,13 +116,19 @@ def _as_data(advice: Advice) -> dict[str, object]:
         "verdict": advice.verdict,
         "gain": advice.gain,
         "good": advice.good,
+        "flat": advice.flat,
+        "collapse": advice.collapse,
         "experiment": {
             "name": experiment.name,
             "method": experiment.method,
+            "optimizer": experiment.optimizer,
+            "parameters": experiment.parameters,
+            "epochs": experiment.epochs,
             "described": experiment.described,
             "range": experiment.range,
             "spread": experiment.spread,
             "optimum": asdict(experiment.optimum),
+            "diverged": experiment.diverged,
             "command": experiment.command,
             "results": experiment.results,
         },
@@ -129,24 +141,19 @@ def _as_data(advice: Advice) -> dict[str, object]:
 
 
 def _lines(advice: Advice) -> list[str]:
-    experiment, optimum = advice.experiment, advice.experiment.optimum
-    least, largest = experiment.range
-    low, high = advice.good
-    best = experiment.most_accurate
+    experiment = advice.experiment
     lines = [
         f"Noise scale {advice.noise_scale:.2e}: {advice.formula} ({advice.settings.optimizer}, from "
         f"{advice.settings.source})",
         "",
         f"Nearest experiment: {experiment.name}: {experiment.described}.",
         *(f"  Assumed: {each}." for each in advice.assumed),
-        f"  Measured from {least:.1e} to {largest:.1e}; the gain is highest, {100 * optimum.height:+.2f} points, at "
-        f"{optimum.at:.1e} (95 %: {optimum.interval[0]:.0e} to {optimum.interval[1]:.0e}). The merged model itself was "
-        f"the most accurate, {100 * (best.accuracy + best.gain):.1f} %, at {best.noise_scale:.1e}. The good stretch goes "
-        f"from {low:.1e} to {high:.1e}.",
+        *(f"  {each}" for each in _curve_lines(advice)),
         "",
         advice.verdict,
         "",
-        *table(_rows(advice.nearest), left=(), width=room()),
+        "Settings measured nearest to it (gains: mean ± deviation over seeds):",
+        *table(_rows(advice.nearest, experiment.family == "sgd"), left=(), width=room()),
         "",
         *_change_lines(advice),
     ]
@@ -161,26 +168,59 @@ def _lines(advice: Advice) -> list[str]:
     return lines
 
 
+def _curve_lines(advice: Advice) -> Iterator[str]:
+    experiment, optimum = advice.experiment, advice.experiment.optimum
+    least, largest = experiment.range
+    best = experiment.most_accurate
+    yield f"Measured: noise scales from {least:.1e} to {largest:.1e}."
+    if not advice.flat:
+        yield (
+            f"Highest gain: {100 * optimum.height:+.2f} points at {optimum.at:.1e} (95 %: {optimum.interval[0]:.1e} to "
+            f"{optimum.interval[1]:.1e})."
+        )
+    yield (
+        f"Most accurate merge: {100 * (best.accuracy + best.gain):.1f} % at {best.noise_scale:.1e}."
+    )
+    if not advice.flat:
+        yield f"Good stretch: {advice.good[0]:.1e} to {advice.good[1]:.1e}."
+    if advice.collapse is not None:
+        yield f"Collapse: above {advice.collapse:.1e} the curve stays below zero by more than its scatter."
+    elif optimum.height < -experiment.spread:
+        yield "Collapse: everywhere; merging costs accuracy at the best noise scale too."
+    else:
+        yield "Collapse: none was measured."
+    if experiment.diverged:
+        count = len(experiment.diverged)
+        first, last = (f"{experiment.diverged[end]:.1e}" for end in (0, -1))
+        where = f"at {first}" if first == last else f"between {first} and {last}"
+        yield f"Diverged in one seed or more, and on no curve: {count} setting{'s' * (count > 1)} {where}."
+
+
 def _change_lines(advice: Advice) -> list[str]:
     if not advice.changes:
         return []
     lines = ["Towards models that merge, any one of these:"]
-    lines += [
-        f"- {change.setting} {change.value:.3g} (noise scale {change.noise_scale:.1e}): {change.cost}"
-        for change in advice.changes
-    ]
+    for change in advice.changes:
+        batch = change.setting == "batch size"
+        value = f"{change.value:g}" if batch else f"{change.value:.3g}"
+        of = "1 − μ " if change.setting == "momentum" else ""
+        lines.append(
+            f"- {change.setting} {change.old:g} → {value} ({of}× {change.factor:.3g}; noise scale "
+            f"{change.noise_scale:.1e}): {change.cost}"
+        )
     return [*lines, ""]
 
 
-def _rows(points: tuple[Measured, ...]) -> list[list[str]]:
+def _rows(points: tuple[Measured, ...], momentum: bool) -> list[list[str]]:
+    middle = ["momentum"] if momentum else []
     return [
-        ["noise scale", "learning rate", "batch", "momentum", "parents, %", "gain, points"],
+        ["noise scale", "learning rate", "batch", *middle, "parents, %", "gain, points"],
         *(
             [
                 f"{point.noise_scale:.1e}",
                 f"{point.settings['lr']:g}",
                 f"{point.settings['batch']:g}",
-                f"{point.settings.get('momentum', 0):g}",
+                *(f"{point.settings.get('momentum', 0):g}" for _ in middle),
                 f"{100 * point.accuracy:.2f}",
                 f"{100 * point.gain:+.2f} ± {100 * point.deviation:.2f}",
             ]

@@ -16,16 +16,20 @@ from isthmus.errors import TrainingError
 from isthmus.optim.noise_scale import adaptive_noise_scale, effective_noise_scale
 
 _NAMES = {
-    "lr": ("learning_rate", "lr"),
+    "lr": ("max_lr", "peak_lr", "learning_rate", "lr"),
     "weight_decay": ("weight_decay",),
     "momentum": ("momentum", "sgd_momentum"),
     "beta1": ("adam_beta1", "beta1"),
     "beta2": ("adam_beta2", "beta2"),
-    "devices": ("world_size", "num_devices"),
+    "devices": ("world_size", "num_devices", "num_processes"),
 }
-"""What settings are called: transformers' names first."""
+"""What settings are called: transformers' names first, but the peak of a schedule before where it starts."""
 
 _PER_DEVICE = ("per_device_train_batch_size", "micro_batch_size", "train_batch_size")
+
+_MODEL = ("model_name_or_path", "base_model", "model_name", "model")
+
+_ADAPTER = ("adapter", "use_peft", "use_lora", "lora_r", "lora_rank", "peft_config", "lora_config")
 
 _FOLDER = ("training_args.json", "training_args.yaml", "training_args.yml", "trainer_state.json")
 
@@ -33,6 +37,21 @@ _CONVERT = (
     "it is a pickle, which may run any code when opened: where you trust it, write "
     "`args.to_json_string()` into training_args.json beside it"
 )
+
+
+@dataclass(frozen=True)
+class BatchParts:
+    """What a batch is the product of; None where the file does not say, which counts as 1.
+
+    Attributes:
+        per_device: Examples of a micro-batch.
+        accumulation: Micro-batches of a step.
+        devices: That train at once.
+    """
+
+    per_device: int
+    accumulation: int | None = None
+    devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,9 @@ class TrainingSettings:
         optimizer: Its name, as the file has it.
         final_lr: The last learning rate that was logged.
         steps: Steps that were made, or planned.
+        parts: Of the batch; None where the file gives the whole.
+        model: The name of what is trained.
+        adapter: Whether only an adapter such as LoRA is trained, as far as the file says.
         source: The files.
     """
 
@@ -59,6 +81,9 @@ class TrainingSettings:
     optimizer: str | None = None
     final_lr: float | None = None
     steps: int | None = None
+    parts: BatchParts | None = None
+    model: str | None = None
+    adapter: bool | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -80,7 +105,8 @@ class TrainingSettings:
     @property
     def adaptive(self) -> bool:
         """Whether steps do not grow with the gradient: every optimizer but SGD."""
-        return self.optimizer is not None and "sgd" not in self.optimizer_parts
+        words = self.optimizer_parts
+        return self.optimizer is not None and ("sgd" not in words or "sign" in words)
 
     @property
     def optimizer_parts(self) -> frozenset[str]:
@@ -150,16 +176,19 @@ def read_training_settings(
         unknown = {
             name: value for name, value in vars(other).items() if getattr(merged, name) is None
         }
+        if merged.batch_size is not None:
+            unknown.pop("parts", None)
         merged = replace(merged, **unknown, source=f"{merged.source} and {other.source}")
     return merged
 
 
 def _settings(path: Path, devices: int | None, accumulation: int | None) -> TrainingSettings:
-    content = _read(path)
     label = str(path)
+    content = _flat(_read(path))
     numbers = {name: _number(content, names, label) for name, names in _NAMES.items()}
     betas = _betas(content, numbers["beta1"], numbers["beta2"], label)
     optimizer = content.get("optim", content.get("optimizer"))
+    model = next((content[name] for name in _MODEL if isinstance(content.get(name), str)), None)
     momentum = numbers["momentum"]
     given = re.search(r"(?:^|,)\s*momentum=([\d.eE+-]+)", str(content.get("optim_args") or ""))
     if momentum is None and given:
@@ -172,34 +201,66 @@ def _settings(path: Path, devices: int | None, accumulation: int | None) -> Trai
     ]
     peak = numbers["lr"] if numbers["lr"] is not None else max(logged, default=None)
     steps = _number(content, ("global_step", "max_steps"), label)
+    batch, parts = _batch(content, numbers["devices"], devices, accumulation, label)
     return TrainingSettings(
         lr=peak,
-        batch_size=_batch_size(content, numbers["devices"] or devices, accumulation, label),
+        batch_size=batch,
         momentum=momentum,
         betas=betas,
         weight_decay=numbers["weight_decay"],
         optimizer=None if optimizer is None else str(optimizer),
         final_lr=logged[-1] if logged else None,
         steps=int(steps) if steps is not None and steps > 0 else None,
+        parts=parts,
+        model=model,
+        adapter=True if any(content.get(name) for name in _ADAPTER) else None,
         source=label,
     )
 
 
-def _batch_size(
-    content: Mapping[str, Any], devices: float | None, accumulation: int | None, label: str
-) -> int | None:
+def _flat(content: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an optimizer that stand below its name, beside the others."""
+    below = content.get("optimizer")
+    if not isinstance(below, dict):
+        return content
+    name = next((below[key] for key in ("name", "type", "_target_") if key in below), None)
+    return {**below, **content, "optimizer": name}
+
+
+def _batch(
+    content: Mapping[str, Any],
+    devices: float | None,
+    given_devices: int | None,
+    given_accumulation: int | None,
+    label: str,
+) -> tuple[int | None, BatchParts | None]:
     whole = _number(content, ("batch_size", "global_batch_size"), label)
-    if whole is None:
-        part = _number(content, _PER_DEVICE, label)
-        if part is None:
-            return None
-        accumulated = _number(content, ("gradient_accumulation_steps",), label)
-        whole = part * (accumulated or accumulation or 1) * (devices or 1)
-    if whole != int(whole):
-        raise TrainingError(
-            f"{label}: the batch size is {whole}", "it must be a whole number of examples"
+    if whole is not None:
+        return _whole(whole, "the batch size", label), None
+    part = _number(content, _PER_DEVICE, label)
+    if part is None:
+        return None, None
+    accumulated = _number(content, ("gradient_accumulation_steps",), label)
+    counts = [
+        None if count is None else _whole(count, name, label)
+        for name, count in (
+            (
+                "gradient_accumulation_steps",
+                given_accumulation if accumulated is None else accumulated,
+            ),
+            ("the number of devices", given_devices if devices is None else devices),
         )
-    return int(whole)
+    ]
+    parts = BatchParts(_whole(part, "the batch size", label), *counts)
+    return parts.per_device * (parts.accumulation or 1) * (parts.devices or 1), parts
+
+
+def _whole(number: float, name: str, label: str) -> int:
+    if not 1 <= number < math.inf or number != int(number):
+        raise TrainingError(
+            f"{label}: {name} is {number:g}", "it must be a whole number, 1 or more"
+        )
+    return int(number)
 
 
 def _betas(

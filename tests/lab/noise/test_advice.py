@@ -14,16 +14,19 @@ from isthmus.errors import TrainingError
 from isthmus.lab.noise.advice import advise
 from isthmus.lab.noise.curve import optimum, smooth_curve
 from isthmus.lab.noise.evidence import Evidence, Experiment, Measured, evidence, gathered
-from isthmus.models.training_settings import TrainingSettings
+from isthmus.lab.noise.sizes import parameters
+from isthmus.models.training_settings import BatchParts, TrainingSettings
 from isthmus.optim.noise_scale import adaptive_noise_scale, effective_noise_scale
 
 ROOT = Path(__file__).parents[3]
 
 
-def parabola(name: str, best: float, **given: object) -> Experiment:
+def parabola(
+    name: str, best: float, *, height: float = 0.02, bend: float = 0.01, **given: object
+) -> Experiment:
     """A gain that is highest at `best`, two decades either way."""
     scales = np.geomspace(best / 100, best * 100, 25)
-    gains = 0.02 - 0.01 * np.log10(scales / best) ** 2
+    gains = height - bend * np.log10(scales / best) ** 2
     curve = smooth_curve(scales, gains)
     points = tuple(
         Measured(
@@ -40,9 +43,11 @@ def parabola(name: str, best: float, **given: object) -> Experiment:
         "name": name,
         "method": "linear",
         "family": "sgd",
+        "optimizer": "adamw" if given.get("family") == "adaptive" else "sgd",
         "network": "convolutional",
         "split": "trunk",
         "described": "a toy",
+        "parameters": 20_000,
         "epochs": 3,
         "command": "isthmus lab noise",
         "results": "results.json",
@@ -218,3 +223,121 @@ def test_curves_of_the_evidence_are_those_of_its_points():
         assert again.bandwidth == each.bandwidth
         assert again.spread == pytest.approx(each.spread)
         assert optimum(again).at == pytest.approx(each.optimum.at)
+
+
+def only(experiment: Experiment) -> Evidence:
+    return Evidence(experiments=(experiment,), decays=())
+
+
+def test_the_collapse_is_where_the_curve_falls_below_its_scatter_for_good():
+    advice = advise(sgd(0.1, 10), only(parabola("toy", 1e-2)))
+    assert advice.collapse is not None
+    experiment = advice.experiment
+    places = np.geomspace(advice.collapse, experiment.range[1], 50)
+    assert (experiment.curve.at(places) <= -experiment.spread).all()
+    assert experiment.curve.at(np.array([advice.collapse / 1.1]))[0] > -experiment.spread
+    # By the parabola: 0.02 = 0.01 log² at 10^√2 times the best place; the smoothed curve is near it.
+    assert advice.collapse == pytest.approx(1e-2 * 10**2**0.5, rel=0.3)
+
+
+def test_a_dip_is_no_collapse():
+    toy = parabola("toy", 1e-2)
+    points = tuple(
+        point.model_copy(
+            update={"gain": -0.05 if 0.05 < point.noise_scale < 0.1 else max(point.gain, 0.01)}
+        )
+        for point in toy.points
+    )
+    toy = toy.model_copy(update={"points": points, "bandwidth": 0.1, "spread": 0.012})
+    low, high = advise(sgd(0.1, 10), only(toy)).good
+    assert high < 0.1
+    advice = advise(sgd(10.0, 25), only(toy))
+    assert low < high < advice.noise_scale
+    assert advice.collapse is None
+    assert "nothing to change" in advice.verdict
+    assert advice.changes == ()
+
+
+def test_where_even_the_best_place_loses_there_is_no_collapse():
+    advice = advise(sgd(0.1, 10), only(parabola("toy", 1e-2, height=-0.1)))
+    assert advice.collapse is None
+    assert "worse than its parents" in advice.verdict
+
+
+def test_a_flat_curve_prefers_no_noise_scale():
+    toy = parabola("toy", 1e-2, bend=1e-4).model_copy(update={"spread": 0.01})
+    for lr in (0.002, 0.1, 5.0):
+        advice = advise(sgd(lr, 10), only(toy))
+        assert advice.flat
+        assert advice.changes == ()
+        assert "no noise scale is shown to be better" in advice.verdict
+    assert not advise(sgd(0.1, 10), EVIDENCE).flat
+
+
+def test_a_larger_rate_than_any_that_was_measured_is_named():
+    costs = {change.setting: change.cost for change in advise(sgd(0.05, 50), EVIDENCE).changes}
+    assert "more than was trained with here (η/(1 − μ) up to 0.1)" in costs["learning rate"]
+    assert "more than was trained with" not in costs["batch size"]
+    assert "more than was trained with" in costs["momentum"]
+
+
+def test_factors_lead_from_the_old_value_to_the_new():
+    for lr in (0.005, 5.0):
+        for change in advise(sgd(lr, 10, 0.2), EVIDENCE).changes:
+            old, new = change.old, change.value
+            if change.setting == "momentum":
+                old, new = 1 - old, 1 - new
+            assert new == pytest.approx(old * change.factor)
+
+
+def test_another_optimizer_is_named_as_standing_in():
+    lion = replace(adamw(1e-4, 16), optimizer="lion_32bit")
+    assert any(
+        each.startswith("adamw stands in for lion_32bit") for each in advise(lion, EVIDENCE).assumed
+    )
+    for name in ("adam", "paged_adamw_8bit"):
+        settings = replace(lion, optimizer=name)
+        assert not any("stands in" in each for each in advise(settings, EVIDENCE).assumed)
+    own = parabola("lion", 1e-4, family="adaptive", network="transformer", split="pretrained")
+    own = own.model_copy(update={"optimizer": "lion"})
+    both = Evidence(experiments=(*EVIDENCE.experiments, own), decays=())
+    assert advise(lion, both).experiment.name == "lion"
+
+
+def test_batches_of_parts_are_shown_and_untold_parts_named():
+    settings = replace(sgd(0.1, 10), parts=BatchParts(5, 2))
+    advice = advise(settings, EVIDENCE)
+    assert "B = 5 · 2 · 1" in advice.formula
+    assert any("--devices" in each for each in advice.assumed)
+    assert not any("--accumulation" in each for each in advice.assumed)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("Qwen/Qwen2.5-7B", "7 billion, 350,000 times as many"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "135 million, 6,750 times as many"),
+        ("mistralai/Mixtral-8x7B-v0.1", "56 billion"),
+        ("models/4bit-mine", "Yours may be larger"),
+        ("tiny-30k-0.02M", "which is near"),
+        ("tiny-0.002M", "10 times fewer"),
+        ("resnet50", "Yours may be larger"),
+        (None, "Yours may be larger"),
+    ],
+)
+def test_the_size_of_the_model_is_told_by_its_name(model, words):
+    assert words in advise(replace(sgd(0.1, 10), model=model), EVIDENCE).limits[0]
+
+
+def test_adapters_were_not_measured():
+    assert any(
+        "adapter" in each for each in advise(replace(sgd(1, 9), adapter=True), EVIDENCE).limits
+    )
+    assert not any("adapter" in each for each in advise(sgd(1, 9), EVIDENCE).limits)
+
+
+def test_parameters_of_an_mlp_and_of_unknown_data():
+    made = {"architecture": "mlp", "data": "mnist", "width": 64, "depth": 2, "lr": 0.1}
+    assert parameters(made) == (784 + 1) * 64 + (64 + 1) * 64 + (64 + 1) * 10
+    assert parameters({**made, "pool": 2}) == (196 + 1) * 64 + (64 + 1) * 64 + (64 + 1) * 10
+    assert parameters({**made, "data": "./pictures"}) is None

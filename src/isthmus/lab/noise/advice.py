@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from isthmus.errors import TrainingError
+from isthmus.lab.noise.curve import Array
 from isthmus.lab.noise.evidence import (
     DecaySeries,
     Evidence,
@@ -59,6 +61,9 @@ _OPTIMIZERS = frozenset(
 _SMALLEST = 4
 """Examples of a batch that is proposed."""
 
+_ABOUT = 3
+"""Networks within this factor are of about one size."""
+
 _LARGEST_MOMENTUM = 0.99
 """Of what is proposed."""
 
@@ -69,13 +74,17 @@ class Change:
 
     Attributes:
         setting: Which.
+        old: Its value now.
         value: The new one.
+        factor: On the setting; on 1 − μ if it is momentum.
         noise_scale: That follows.
         cost: What it costs, in words.
     """
 
     setting: str
+    old: float
     value: float
+    factor: float
     noise_scale: float
     cost: str
 
@@ -94,9 +103,12 @@ class Advice:
         good: The stretch around the optimum where the curve is within its own scatter of the highest place, on to
             the setting whose merged model was the most accurate: more noise can cost a merge more than it costs
             its parents, and still be worth it.
+        flat: Whether the whole curve varies by no more than its own scatter.
+        collapse: The noise scale above `good` from which on, to the end of the range, merging costs more than that
+            scatter; None if there is none, or if even the highest place costs more.
         nearest: Measured settings next to this one, in the order of their noise scale.
-        changes: Each alone brings the noise scale to the optimum; none where it lies in `good` already, or outside
-            what was measured.
+        changes: Each alone brings the noise scale to the optimum; none where it is as good already, or
+            outside what was measured, or the curve is flat.
         decays: What decay did at one noise scale, where it was measured for such an optimizer.
         limits: Of the evidence.
     """
@@ -108,6 +120,8 @@ class Advice:
     assumed: tuple[str, ...]
     gain: float | None
     good: tuple[float, float]
+    flat: bool
+    collapse: float | None
     nearest: tuple[Measured, ...]
     changes: tuple[Change, ...]
     decays: tuple[DecaySeries, ...]
@@ -129,8 +143,23 @@ class Advice:
                 "not drawn on: nothing is known."
             )
         points = f"{100 * self.gain:+.2f} ± {100 * self.experiment.spread:.2f} points"
+        if self.flat:
+            return (
+                f"The curve foretells a merging gain of {points}. It is flat within its scatter: over all of the "
+                "measured range no noise scale is shown to be better than another, and there is nothing to change."
+            )
+        if low <= self.noise_scale <= high and self.gain < -self.experiment.spread:
+            return (
+                f"The curve foretells a merging gain of {points}: the merged model is worse than its parents. With less "
+                "noise it loses less, but here, between the highest gain and the most accurate merge, it is itself better."
+            )
         if low <= self.noise_scale <= high:
             return f"It lies in the good stretch: the curve foretells a merging gain of {points}."
+        if self.gain >= self.experiment.optimum.height - self.experiment.spread:
+            return (
+                f"The curve foretells a merging gain of {points}: within the scatter as good as in the good stretch, from "
+                "which worse settings part it. There is nothing to change."
+            )
         return (
             f"Here the curve foretells a merging gain of {points}; at {self.experiment.optimum.at:.1e} it is "
             f"{100 * self.experiment.optimum.height:+.2f}. There is too "
@@ -172,12 +201,14 @@ def advise(
             f"{settings.source}: a learning rate of 0 trains nothing",
             "Write the peak learning rate.",
         )
-    family: Family = "adaptive" if settings.adaptive else "sgd"
-    found, assumed = _nearest(evidence, family, network, split, method)
+    found, assumed = _nearest(settings, evidence, network, split, method)
+    line = found.curve.at(_places(found))
     low, high = _good(found)
     least, largest = found.range
+    flat = bool(np.ptp(line) <= found.spread)
     inside = least <= noise <= largest
     gain = float(found.curve.at(np.array([noise]))[0]) if inside else None
+    well = flat or (gain is not None and gain >= found.optimum.height - found.spread)
     return Advice(
         settings,
         _formula(settings),
@@ -186,27 +217,30 @@ def advise(
         assumed,
         gain,
         (low, high),
+        flat,
+        _collapse(found, high),
         _around(found.points, noise),
-        tuple(_changes(settings, noise, low, high, found)),
-        evidence.decays if family == "sgd" else (),
-        tuple(_limits(found)),
+        () if well else tuple(_changes(settings, noise, low, high, found)),
+        () if settings.adaptive else evidence.decays,
+        tuple(_limits(settings, found, flat)),
     )
 
 
 def _nearest(
+    settings: TrainingSettings,
     evidence: Evidence,
-    family: Family,
     network: NetworkKind | None,
     split: Split | None,
     method: str,
 ) -> tuple[Experiment, tuple[str, ...]]:
+    family: Family = "adaptive" if settings.adaptive else "sgd"
     own = [each for each in evidence.experiments if each.family == family]
     if not own:
         raise TrainingError(
             f"Nothing was measured for {'adaptive optimizers' if family == 'adaptive' else 'SGD'}",
             "Train pairs of your own: isthmus lab sweep -h.",
         )
-    assumed = []
+    assumed = list(_untold(settings))
     if network is None:
         network = "transformer" if family == "adaptive" else "convolutional"
         assumed.append(f"the network is {_NETWORKS[network]} (--network says otherwise)")
@@ -214,25 +248,50 @@ def _nearest(
         split = "pretrained" if any(each.split == "pretrained" for each in own) else "trunk"
         assumed.append(f"the models share {_SPLITS[split]} (--split says otherwise)")
 
-    def distance(experiment: Experiment) -> tuple[bool, bool, bool]:
+    def distance(experiment: Experiment) -> tuple[bool, ...]:
         # How models part changes the curve most.
         return (
             experiment.split != split,
             experiment.network != network,
+            not _same_optimizer(settings, experiment),
             experiment.method != method,
         )
 
     # The first in the order of the evidence, of those at the same distance.
     best = min(own, key=distance)
     for name, wanted, got in (
-        ("shares", _SPLITS[split], _SPLITS[best.split]),
-        ("network", _NETWORKS[network], _NETWORKS[best.network]),
-        ("method", method, best.method),
+        ("models", _SPLITS[split], _SPLITS[best.split]),
+        ("networks", _NETWORKS[network], _NETWORKS[best.network]),
+        ("merges", method, best.method),
     ):
         if wanted != got:
-            assumed.append(f"{got} stands in for {wanted}, which was not measured with {name} so")
+            assumed.append(
+                f"{got} stands in for {wanted}: for such {name} nothing nearer was measured"
+            )
+    if not _same_optimizer(settings, best):
+        assumed.append(
+            f"{best.optimizer} stands in for {settings.optimizer}, for which nothing was measured; steps of the two at one "
+            f"learning rate differ in size, and so may the best noise scale{_LION if 'lion' in settings.optimizer_parts else ''}"
+        )
     return best, tuple(assumed)
 
+
+def _untold(settings: TrainingSettings) -> Iterator[str]:
+    parts = settings.parts
+    if parts is None:
+        return
+    if parts.accumulation is None:
+        yield "every micro-batch is a step (--accumulation says otherwise)"
+    if parts.devices is None:
+        yield "one device trains (--devices says otherwise)"
+
+
+def _same_optimizer(settings: TrainingSettings, experiment: Experiment) -> bool:
+    words = settings.optimizer_parts
+    return experiment.optimizer in words or (experiment.optimizer == "adamw" and "adam" in words)
+
+
+_LION = " (for Lion its authors advise a rate 3 to 10 times below AdamW's, arXiv 2302.06675)"
 
 _NETWORKS: dict[NetworkKind, str] = {
     "transformer": "a transformer",
@@ -247,15 +306,19 @@ _SPLITS: dict[Split, str] = {
 
 
 def _formula(settings: TrainingSettings) -> str:
-    lr, batch = settings.lr, settings.batch_size
+    lr, batch, parts = settings.lr, settings.batch_size, settings.parts
+    product = ""
+    if parts is not None:
+        counts = (parts.per_device, parts.accumulation or 1, parts.devices or 1)
+        product = f", B = {' · '.join(map(str, counts))} (per device · accumulated · devices)"
     if settings.adaptive:
-        return f"η/√B = {lr:g}/√{batch}"
-    return f"η/(B(1 − μ)) = {lr:g}/({batch} · (1 − {settings.momentum or 0:g}))"
+        return f"η/√B = {lr:g}/√{batch}{product}"
+    return f"η/(B(1 − μ)) = {lr:g}/({batch} · (1 − {settings.momentum or 0:g})){product}"
 
 
 def _good(experiment: Experiment) -> tuple[float, float]:
     """Around the optimum, where the curve is within its scatter of the highest place; on to the best merged model."""
-    places = np.geomspace(*experiment.range, _PLACES)
+    places = _places(experiment)
     line = experiment.curve.at(places)
     top = int(line.argmax())
     within = line >= line[top] - experiment.spread
@@ -266,6 +329,19 @@ def _good(experiment: Experiment) -> tuple[float, float]:
         last += 1
     best = experiment.most_accurate.noise_scale
     return min(float(places[first]), best), max(float(places[last]), best)
+
+
+def _places(experiment: Experiment) -> Array:
+    return np.geomspace(*experiment.range, _PLACES)
+
+
+def _collapse(experiment: Experiment, high: float) -> float | None:
+    if experiment.optimum.height < -experiment.spread:
+        return None
+    places = _places(experiment)
+    # A dip that the curve comes out of again is no collapse.
+    kept = np.flatnonzero((experiment.curve.at(places) >= -experiment.spread) | (places <= high))
+    return float(places[kept[-1] + 1]) if kept[-1] + 1 < len(places) else None
 
 
 def _around(points: Sequence[Measured], noise: float) -> tuple[Measured, ...]:
@@ -290,14 +366,24 @@ def _changes(
             return adaptive_noise_scale(lr, batch)
         return effective_noise_scale(lr, batch, momentum)
 
+    def trained(lr: float, momentum: float) -> str:
+        tried = max(
+            point.settings["lr"] / (1 - point.settings.get("momentum", 0.0))
+            for point in found.points
+        )
+        if lr / (1 - momentum) <= tried:
+            return ""
+        name = "η" if settings.adaptive else "η/(1 − μ)"
+        return f"; more than was trained with here ({name} up to {tried:.2g})"
+
     more = factor > 1
     rate = lr * factor
     cost = (
-        "watch the loss: a larger rate can diverge"
+        f"a larger rate can diverge: watch the loss{trained(rate, momentum)}"
         if more
         else "training is slower; more epochs may be needed"
     )
-    yield Change("learning rate", rate, scale(rate, batch, momentum), cost)
+    yield Change("learning rate", lr, rate, factor, scale(rate, batch, momentum), cost)
     size = round(batch / factor ** (2 if settings.adaptive else 1))
     # A batch of one or two is no batch; a much larger one leaves few steps.
     if size >= _SMALLEST:
@@ -306,20 +392,27 @@ def _changes(
             if more
             else f"{size / batch:.3g} times fewer steps an epoch; accumulation does it on the same memory"
         )
-        yield Change("batch size", size, scale(lr, size, momentum), cost)
+        yield Change("batch size", batch, size, size / batch, scale(lr, size, momentum), cost)
     other = 1 - (1 - momentum) / factor
     if not settings.adaptive and 0 <= other <= _LARGEST_MOMENTUM:
-        cost = "averages more steps" if more else "smaller steps: more epochs may be needed"
-        yield Change("momentum", other, scale(lr, batch, other), cost)
+        cost = (
+            f"averages more steps{trained(lr, other)}"
+            if more
+            else "smaller steps: more epochs may be needed"
+        )
+        yield Change("momentum", momentum, other, 1 / factor, scale(lr, batch, other), cost)
 
 
-def _limits(found: Experiment) -> Iterator[str]:
-    yield f"Measured on small networks: {found.described}. Yours may be larger, and its curve may lie elsewhere."
+def _limits(settings: TrainingSettings, found: Experiment, flat: bool) -> Iterator[str]:
+    count = "" if found.parameters is None else f", {_rounded(found.parameters)} parameters"
+    yield f"Measured on a small network: {found.described}{count}. {_size(settings, found)}"
+    if settings.adapter:
+        yield "Yours trains an adapter; here all weights were trained. The two need not have the same best noise scale."
     yield (
         f"All trainings had {found.epochs} {'epoch' if found.epochs == 1 else 'epochs'}: at little noise they are "
         "trained less as well, which is part of the curve."
     )
-    if found.optimum.interior < 0.95:
+    if found.optimum.interior < 0.95 and not flat:
         yield (
             f"That the best noise scale lies inside the measured range is not certain: "
             f"{100 * found.optimum.interior:.0f} % of resampled curves are higher there than at either end."
@@ -327,3 +420,34 @@ def _limits(found: Experiment) -> Iterator[str]:
     yield (
         f"At other settings of one noise scale, gains lie ±{100 * found.spread:.2f} points from the curve (root mean square)."
     )
+
+
+def _size(settings: TrainingSettings, found: Experiment) -> str:
+    own = _named_size(settings.model or "")
+    if own is None or found.parameters is None:
+        return "Yours may be larger, and its curve may lie elsewhere."
+    more, fewer = own / found.parameters, found.parameters / own
+    yours = f"Yours, {settings.model}, has by its name {_rounded(own)}"
+    if max(more, fewer) < _ABOUT:
+        return f"{yours}, which is near."
+    far = f"{_rounded(more)} times as many" if more > 1 else f"{_rounded(fewer)} times fewer"
+    return (
+        f"{yours}, {far}: at that size nothing was measured, and where its curve lies is not known."
+    )
+
+
+def _named_size(name: str) -> float | None:
+    """Parameters, where a name tells them: 7e9 for Qwen2.5-7B, at most 56e9 for 8x7B."""
+    found = re.search(
+        r"(?<![\w.])(?:(\d+)x)?(\d+(?:\.\d+)?)([MB])(?![a-z0-9])", name, re.IGNORECASE
+    )
+    if found is None:
+        return None
+    return int(found[1] or 1) * float(found[2]) * {"m": 1e6, "b": 1e9}[found[3].lower()]
+
+
+def _rounded(count: float) -> str:
+    for unit, word in ((1e9, " billion"), (1e6, " million")):
+        if count >= unit:
+            return f"{count / unit:.3g}{word}"
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"

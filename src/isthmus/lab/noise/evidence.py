@@ -27,6 +27,21 @@ _KINDS: Mapping[str, NetworkKind] = {
     "vit": "transformer",
     "decoder": "transformer",
 }
+_NAMES = {
+    "mlp": "MLP",
+    "resnet": "ResNet",
+    "densenet": "DenseNet",
+    "vit": "ViT",
+    "decoder": "decoder",
+}
+_TRAINERS = {
+    "sgd": "SGD",
+    "adamw": "AdamW",
+    "lion": "Lion",
+    "signum": "Signum",
+    "muon": "Muon",
+}
+_NORMALISED = ("resnet", "densenet")
 _FIGURES = ("lr", "batch", "momentum", "weight_decay", "augment")
 
 
@@ -62,8 +77,10 @@ class Experiment(_Strict):
         method: That merged.
         family: Of the optimizer.
         network: Its kind.
+        optimizer: That trained the parents.
         split: What the parents had in common.
         described: The network and its training, in words.
+        parameters: Of the network; None where they are not known.
         epochs: Of the training, or of the fine-tuning.
         command: That measured it.
         results: Where all its figures are.
@@ -71,14 +88,17 @@ class Experiment(_Strict):
         spread: How far gains lie from the curve.
         optimum: Of the curve.
         points: In the order of their noise scale.
+        diverged: Noise scales of the settings of which a seed diverged, which are on no curve; in order.
     """
 
     name: str
     method: str
     family: Family
+    optimizer: str
     network: NetworkKind
     split: Split
     described: str
+    parameters: int | None
     epochs: int
     command: str
     results: str
@@ -86,6 +106,7 @@ class Experiment(_Strict):
     spread: float
     optimum: Optimum
     points: tuple[Measured, ...]
+    diverged: tuple[float, ...] = ()
 
     @property
     def curve(self) -> Curve:
@@ -183,15 +204,21 @@ def _points(panel: Mapping[str, Any]) -> tuple[Measured, ...]:
 
 
 def _experiment(file: str, experiment: str, panel: Mapping[str, Any]) -> Experiment:
+    # It loads torch, which reading the evidence does without.
+    from isthmus.lab.noise.sizes import MINILM, parameters
+
     settings, figure = panel["points"][0]["settings"], panel["figure"]
     kind = {"noise-pair": "pairs", "noise-transfer": "transfer"}.get(experiment, "text")
     return Experiment(
         name=panel["name"],
         method="linear" if figure == "gain" else figure.removesuffix("_gain"),
         family="sgd" if settings.get("optimizer") == "sgd" else "adaptive",
+        # MiniLM is always fine-tuned by AdamW.
+        optimizer=settings.get("optimizer", "adamw"),
         network=_KINDS[settings["architecture"]] if "architecture" in settings else "transformer",
         split="pretrained" if kind != "pairs" else "trunk" if settings["shared"] else "start",
         described=_described(kind, settings),
+        parameters=MINILM if kind == "text" else parameters(settings),
         epochs=settings["epochs"],
         command=f"isthmus lab noise {kind}",
         results=file,
@@ -199,19 +226,24 @@ def _experiment(file: str, experiment: str, panel: Mapping[str, Any]) -> Experim
         spread=panel["spreads"]["noise_scale"],
         optimum=Optimum(**{**panel["optimum"], "interval": tuple(panel["optimum"]["interval"])}),
         points=_points(panel),
+        diverged=tuple(
+            sorted(point["noise_scale"] for point in panel["points"] if point["diverged"])
+        ),
     )
 
 
 def _described(kind: str, settings: Mapping[str, Any]) -> str:
     if kind == "text":
-        return f"MiniLM (22 million parameters) fine-tuned on {' and '.join(settings['tasks'])} by AdamW"
+        return f"MiniLM fine-tuned on {' and '.join(settings['tasks'])} by AdamW"
     network = (
-        f"{settings['architecture']} of width {settings['width']} and depth {settings['depth']}"
+        f"{_NAMES[settings['architecture']]} of width {settings['width']} and depth {settings['depth']}"
+        f"{' with BatchNorm' if settings['architecture'] in _NORMALISED else ''}"
     )
     source = f" pretrained on {settings['source']}" if kind == "transfer" else ""
     tasks = {"same": ", the same task twice", "halves": ", one half of the classes each"}
-    network += tasks.get(settings.get("tasks", ""), "")
+    source += tasks.get(settings.get("tasks", ""), "")
+    epochs = f"{settings['epochs']} {'epoch' if settings['epochs'] == 1 else 'epochs'}"
     return (
         f"{network}{source}, {settings['examples']} examples of {settings['data']}, "
-        f"{settings['epochs']} epochs of {settings['optimizer']}"
+        f"{epochs} of {_TRAINERS[settings['optimizer']]}"
     )
