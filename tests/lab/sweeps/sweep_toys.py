@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,8 @@ def toy(
         raise ZeroDivisionError("not yet")
     if settings.what == "die":
         os.kill(os.getpid(), 9)
+    if settings.what == "listen":
+        return {"deaf to": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))}
     if settings.what == "nan":
         return {"square": float("nan")}
     return {"square": settings.x**2 + settings.seed, "name": settings.what, "parts": [1, 2]}

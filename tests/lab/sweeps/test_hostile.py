@@ -266,6 +266,18 @@ def test_a_signal_to_the_whole_group_stops_all_and_fails_no_run(
     assert not list(folder.glob("runs/*/metrics.json"))
 
 
+@pytest.mark.slow
+def test_workers_do_not_hear_the_signals_of_the_group(tmp_path: Path) -> None:
+    """In a process that has started no other yet."""
+    script = tmp_path / "child.py"
+    script.write_text(
+        CHILD.format(here=str(HERE)).replace('"seconds": 30.0', '"what": "listen", "seconds": 0.5')
+    )
+    subprocess.run([sys.executable, script, tmp_path / "sweep"], check=True, capture_output=True)
+    found = [record.metrics["deaf to"] for record in read_runs(tmp_path / "sweep")]
+    assert found == [[signal.SIGINT, signal.SIGTERM]] * 2
+
+
 def told_to_nobody(pipe: Any, place: Path) -> None:
     execute(toy_work(place), partial(local._tell, pipe, "0" * 16))
 
