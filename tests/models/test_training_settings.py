@@ -186,3 +186,14 @@ def test_impossible_parts(line, tmp_path):
 
 def test_sign_descent_is_no_gradient_descent():
     assert TrainingSettings(optimizer="sign_sgd").adaptive
+
+
+def test_what_is_missing_is_named_as_it_is_written(tmp_path, state):
+    (tmp_path / "training.yaml").write_text("lr: 0.1\noptim: sgd\n")
+    with pytest.raises(TrainingError) as error:
+        read_training_settings(tmp_path / "training.yaml").noise_scale()
+    assert error.value.cure == "write `batch_size: ...` into it"
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    with pytest.raises(TrainingError) as error:
+        read_training_settings(tmp_path / "trainer_state.json").noise_scale()
+    assert "`optim: ...` into training_args.yaml beside it" in error.value.cure

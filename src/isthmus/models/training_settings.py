@@ -99,7 +99,8 @@ class TrainingSettings:
             if value is not None and not least <= value < most:
                 raise TrainingError(
                     f"{self.source}: {name} is {value}",
-                    f"it must be at least {least} and less than {most}",
+                    f"it must be {least} or more"
+                    + (f", and less than {most:g}" if most < math.inf else ", and finite"),
                 )
 
     @property
@@ -120,18 +121,20 @@ class TrainingSettings:
             TrainingError: the learning rate, the batch size or the optimizer is not known.
         """
         if self.lr is None or self.batch_size is None or self.optimizer is None:
-            missing = next(
-                name
-                for name, value in (
-                    ("learning rate", self.lr),
-                    ("batch size", self.batch_size),
-                    ("optimizer", self.optimizer),
+            missing, key = next(
+                (name, key)
+                for name, key, value in (
+                    ("learning rate", "learning_rate", self.lr),
+                    ("batch size", "batch_size", self.batch_size),
+                    ("optimizer", "optim", self.optimizer),
                 )
                 if value is None
             )
             raise TrainingError(
                 f"{self.source} does not tell the {missing}",
-                "write it into training_args.json or training_args.yaml beside it",
+                f"write `{key}: ...` into training_args.yaml beside it, and name the folder"
+                if self.source.endswith("trainer_state.json")
+                else f"write `{key}: ...` into it",
             )
         if self.adaptive:
             return adaptive_noise_scale(self.lr, self.batch_size)
@@ -282,7 +285,8 @@ def _number(content: Mapping[str, Any], names: tuple[str, ...], label: str) -> f
             return float(value)
         except (TypeError, ValueError) as error:
             raise TrainingError(
-                f"{label}: {name} is {value!r}, which is no number", "write it as 0.001 or 1e-3"
+                f"{label}: {name} is {value!r}, which is no number",
+                "write a number, such as 32, 0.001 or 1e-3",
             ) from error
     return None
 
