@@ -175,7 +175,9 @@ def paths(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Where results.json goes.", show_default="lab-paths/EXPERIMENT"),
+        typer.Option(
+            help="Where results.json and report.html go.", show_default="lab-paths/EXPERIMENT"
+        ),
     ] = None,
     cache: Annotated[
         Path, typer.Option(help="Where `make data` put its data; networks are kept there too.")
@@ -192,12 +194,9 @@ def paths(
     """
     from isthmus.cli.lab_paths import run
 
-    run(
-        experiment.value,
-        out or Path("lab-paths") / experiment.value,
-        cache,
-        quick=quick,
-    )
+    place = out or Path("lab-paths") / experiment.value
+    run(experiment.value, place, cache, quick=quick)
+    typer.echo(f"The report is {place / 'report.html'}")
 
 
 @app.command(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
+
+from isthmus.cli.interrupts import listen_to_kill
 from isthmus.lab.noise.grids import Kind
 from isthmus.lab.noise.run import run_noise
 from isthmus.lab.sweeps.run import Executor
-from isthmus.reports.lab_page import write_page
+from isthmus.reports.lab_page import write_figures, write_page
 from isthmus.reports.noise_lab import noise_figures, noise_page
 
 
@@ -23,12 +26,17 @@ def run(
         quick: Whether to make it small.
         workers: Trainings side by side.
         executor: Where they run.
+
+    Raises:
+        Exit: With 130, after Ctrl-C.
     """
-    results = run_noise(
-        out, kind=kind, cache=cache, quick=quick, workers=workers, executor=executor
-    )
+    listen_to_kill()
+    try:
+        results = run_noise(
+            out, kind=kind, cache=cache, quick=quick, workers=workers, executor=executor
+        )
+    except KeyboardInterrupt:
+        typer.echo("stopped. The same command goes on where it was.", err=True)
+        raise typer.Exit(130) from None
     write_page(noise_page(results), out / "report.html")
-    figures = out / "figures"
-    figures.mkdir(exist_ok=True)
-    for name, figure in noise_figures(results).items():
-        (figures / f"{name}.svg").write_text(figure, encoding="utf-8")
+    write_figures(noise_figures(results), out / "figures")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,23 @@ def write_page(page: Page, path: Path, root: Path | None = None) -> None:
         as_yaml=lambda recipe: recipe_yaml(recipe, root),
     )
     path.write_text(text, encoding="utf-8")
+
+
+def file_name(title: str) -> str:
+    """Letters and digits of a title, words joined by hyphens."""
+    return re.sub("[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def write_figures(figures: Mapping[str, str], folder: Path) -> None:
+    """Write figures one by one, as NAME.svg.
+
+    Args:
+        figures: By name.
+        folder: Made if it is missing.
+    """
+    folder.mkdir(exist_ok=True)
+    for name, figure in figures.items():
+        (folder / f"{name}.svg").write_text(figure, encoding="utf-8")
 
 
 def markup(svg: str) -> Markup:

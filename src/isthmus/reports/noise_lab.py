@@ -11,7 +11,7 @@ from isthmus.lab.noise.results import Panel
 from isthmus.lab.noise.run import NoiseResults
 from isthmus.lab.noise.tables import point_grid, remarks
 from isthmus.reports.html_figures import COLOURS, MARKERS, drawn, plain
-from isthmus.reports.lab_page import Page, markup
+from isthmus.reports.lab_page import Page, file_name, markup
 
 _WHAT = {
     "noise-pair": "Pairs of networks that differ in the order of their data only, merged by their mean.",
@@ -44,7 +44,7 @@ def noise_figures(results: NoiseResults) -> dict[str, str]:
     """All figures of the report, each an ``<svg>`` element, by a name that serves for a file."""
     found = {}
     for panel in results.panels:
-        name = "-".join(panel.name.lower().replace(",", "").split())
+        name = file_name(panel.name)
         found[name] = gain_figure(panel)
         if (likeness := likeness_figure(panel)) is not None:
             found[f"{name}-likeness"] = likeness
