@@ -135,11 +135,40 @@ def test_every_change_leads_to_the_best_place(lr, words):
         assert expected == pytest.approx(best, rel=0.2)
 
 
+def test_changes_do_not_lead_past_the_best_merged_model():
+    """Where the gain only falls with noise, and the merged model is best in the middle all the same."""
+    falling = parabola("falling", 1e-2)
+    points = tuple(
+        point.model_copy(
+            update={
+                "gain": -0.02 * number,
+                "accuracy": 0.5 + 0.02 * number - 0.001 * (number - 12) ** 2,
+            }
+        )
+        for number, point in enumerate(falling.points)
+    )
+    x, y = np.array([[point.noise_scale, point.gain] for point in points]).T
+    curve = smooth_curve(x, y)
+    found = falling.model_copy(
+        update={
+            "points": points,
+            "optimum": optimum(curve),
+            "bandwidth": curve.bandwidth,
+            "spread": curve.spread,
+        }
+    )
+    best = points[12].noise_scale
+    advice = advise(sgd(5.0, 10), Evidence(experiments=(found,), decays=()))
+    assert found.optimum.at < best < advice.noise_scale
+    assert advice.changes[0].noise_scale == pytest.approx(best)
+
+
 def test_batches_of_adaptive_optimizers_go_with_the_square():
     settings = adamw(4e-3, 16)
     advice = advise(settings, EVIDENCE)
     batch = next(change for change in advice.changes if change.setting == "batch size")
-    factor = advice.noise_scale / advice.experiment.optimum.at
+    found = advice.experiment
+    factor = advice.noise_scale / max(found.optimum.at, found.most_accurate.noise_scale)
     assert batch.value == pytest.approx(16 * factor**2, rel=0.01)
     assert adaptive_noise_scale(4e-3, int(batch.value)) == pytest.approx(batch.noise_scale)
     assert all(change.setting != "momentum" for change in advice.changes)

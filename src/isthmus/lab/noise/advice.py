@@ -349,11 +349,15 @@ def _around(points: Sequence[Measured], noise: float) -> tuple[Measured, ...]:
 def _changes(
     settings: TrainingSettings, noise: float, low: float, high: float, found: Experiment
 ) -> Iterator[Change]:
-    """Each brings the noise scale to the optimum: an end of the good stretch may lie at a cliff."""
+    """Each brings the noise scale to the optimum of the gain or to that of the merged model, whichever is nearer.
+
+    Not to the end of the good stretch, which may lie at a cliff.
+    """
     least, largest = found.range
     if low <= noise <= high or not least <= noise <= largest:
         return
-    factor = found.optimum.at / noise
+    goals = (found.optimum.at, found.most_accurate.noise_scale)
+    factor = (max(goals) if noise > high else min(goals)) / noise
     lr, batch, momentum = settings.lr, settings.batch_size, settings.momentum or 0.0
     assert lr is not None
     assert batch is not None
