@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.errors import TrainingError
+from isthmus.lab.noise.changes import Change, changes
 from isthmus.lab.noise.curve import Array
 from isthmus.lab.noise.evidence import (
     DecaySeries,
@@ -21,7 +22,6 @@ from isthmus.lab.noise.evidence import (
 )
 from isthmus.lab.noise.limits import limits
 from isthmus.models.training_settings import TrainingSettings
-from isthmus.optim.noise_scale import adaptive_noise_scale, effective_noise_scale
 from isthmus.recipes.problems import nearest
 
 _PLACES = 400
@@ -57,33 +57,6 @@ _OPTIMIZERS = frozenset(
     ]
 )
 """Words that an optimizer's name must have one of."""
-
-_SMALLEST = 4
-"""Examples of a batch that is proposed."""
-
-_LARGEST_MOMENTUM = 0.99
-"""Of what is proposed."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One setting, changed alone.
-
-    Attributes:
-        setting: Which.
-        old: Its value now.
-        value: The new one.
-        factor: On the setting; on 1 − μ if it is momentum.
-        noise_scale: That follows.
-        cost: What it costs, in words.
-    """
-
-    setting: str
-    old: float
-    value: float
-    factor: float
-    noise_scale: float
-    cost: str
 
 
 @dataclass(frozen=True)
@@ -217,7 +190,7 @@ def advise(
         flat,
         _collapse(found, high),
         _around(found.points, noise),
-        () if well else tuple(_changes(settings, noise, low, high, found)),
+        () if well else tuple(changes(settings, noise, low, high, found)),
         () if settings.adaptive else evidence.decays,
         tuple(limits(settings, found, flat=flat)),
     )
@@ -344,61 +317,3 @@ def _collapse(experiment: Experiment, high: float) -> float | None:
 def _around(points: Sequence[Measured], noise: float) -> tuple[Measured, ...]:
     nearest = sorted(points, key=lambda point: abs(math.log(point.noise_scale / noise)))[:_NEAREST]
     return tuple(sorted(nearest, key=lambda point: point.noise_scale))
-
-
-def _changes(
-    settings: TrainingSettings, noise: float, low: float, high: float, found: Experiment
-) -> Iterator[Change]:
-    """Each brings the noise scale to the optimum of the gain or to that of the merged model, whichever is nearer.
-
-    Not to the end of the good stretch, which may lie at a cliff.
-    """
-    least, largest = found.range
-    if low <= noise <= high or not least <= noise <= largest:
-        return
-    goals = (found.optimum.at, found.most_accurate.noise_scale)
-    factor = (max(goals) if noise > high else min(goals)) / noise
-    lr, batch, momentum = settings.lr, settings.batch_size, settings.momentum or 0.0
-    assert lr is not None
-    assert batch is not None
-
-    def scale(lr: float, batch: int, momentum: float) -> float:
-        if settings.adaptive:
-            return adaptive_noise_scale(lr, batch)
-        return effective_noise_scale(lr, batch, momentum)
-
-    def trained(lr: float, momentum: float) -> str:
-        tried = max(
-            point.settings["lr"] / (1 - point.settings.get("momentum", 0.0))
-            for point in found.points
-        )
-        if lr / (1 - momentum) <= tried:
-            return ""
-        name = "η" if settings.adaptive else "η/(1 − μ)"
-        return f"; more than was trained with here ({name} up to {tried:.2g})"
-
-    more = factor > 1
-    rate = lr * factor
-    cost = (
-        f"a larger rate can diverge: watch the loss{trained(rate, momentum)}"
-        if more
-        else "training is slower; more epochs may be needed"
-    )
-    yield Change("learning rate", lr, rate, factor, scale(rate, batch, momentum), cost)
-    size = round(batch / factor ** (2 if settings.adaptive else 1))
-    # A batch of one or two is no batch; a much larger one leaves few steps.
-    if size >= _SMALLEST:
-        cost = (
-            "more steps an epoch"
-            if more
-            else f"{size / batch:.3g} times fewer steps an epoch; accumulation does it on the same memory"
-        )
-        yield Change("batch size", batch, size, size / batch, scale(lr, size, momentum), cost)
-    other = 1 - (1 - momentum) / factor
-    if not settings.adaptive and 0 <= other <= _LARGEST_MOMENTUM:
-        cost = (
-            f"averages more steps{trained(lr, other)}"
-            if more
-            else "smaller steps: more epochs may be needed"
-        )
-        yield Change("momentum", momentum, other, 1 / factor, scale(lr, batch, other), cost)
