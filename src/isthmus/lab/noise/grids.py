@@ -138,7 +138,7 @@ def _pairs() -> Iterator[PanelPlan]:
         runs = _in_range(_MLP | {"shared": shared}, _MLP_KNOBS, (1e-4, 5e-2), _MLP_RATE)
         yield PanelPlan(f"MLP, {share}", tuple(runs))
     for name, base, knobs, most, every in (
-        ("ResNet", _RESNET, _PICTURE_KNOBS, _PICTURE_RATE, 2),
+        ("ResNet", _RESNET | {"rebasin": True}, _PICTURE_KNOBS, _PICTURE_RATE, 2),
         ("DenseNet", _DENSENET, _PICTURE_KNOBS, _PICTURE_RATE, 2),
         ("Decoder", _DECODER, _TEXT_KNOBS, math.inf, 1),
     ):
