@@ -49,7 +49,7 @@ def _grows(axis: str, narrow: Spec, wide: Spec) -> bool:
         raise SymmetryError(
             f"The axis {axis!r} has {few} units in the one network and {many} in the other, which is to be "
             "wider on every axis",
-            "Swap the networks: the narrower one is moved next to the wider one.",
+            "Swap the networks, or make the wider one the reference: the narrower one is moved next to it.",
         )
     for name, _, segment in wide.uses(axis):
         module, _, kind = name.rpartition(".")
