@@ -58,7 +58,7 @@ _MINILM: Mapping[str, Any] = {
     "test": 400,
     "tokens": 32,
 }
-_MINILM_RATES = (1e-5, 5e-5, 1e-4, 2e-4, 4e-4, 1e-3)
+_MINILM_RATES = (3e-6, 1e-5, 5e-5, 1e-4, 2e-4, 4e-4, 1e-3)
 
 _MLP_KNOBS = {
     "lr": (0.003, 0.0055, 0.01, 0.018, 0.03, 0.055, 0.1, 0.18, 0.3),
@@ -170,7 +170,7 @@ def _transfers(quick: bool) -> Iterator[PanelPlan]:
 
 def _texts(quick: bool) -> Iterator[PanelPlan]:
     base = {**_MINILM, "examples": 200, "test": 100} if quick else _MINILM
-    knobs = [*((rate, 16) for rate in _MINILM_RATES), (1e-4, 4), (1e-4, 64)]
+    knobs = [*((rate, 16) for rate in _MINILM_RATES), (1e-5, 64), (1e-4, 4), (1e-4, 64)]
     runs = tuple(
         run
         for rate, batch in (knobs[::2] if quick else knobs)
